@@ -1,0 +1,204 @@
+"""Exact mean-ablation: what a head is worth to a decision, from a real forward pass.
+
+    effect = m(clean) - m(do z[l,h] := zbar[l,h]) at the event's position
+
+Positive: the head supports the decision. This sign rule holds for every verb of the package.
+`zbar` is a mean over the events of the same kind in a disjoint reference split: a head that writes
+the same thing at every such event is not counted for it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from .branches import MEMORY, Branch, branch_logits, clean_z
+from .errors import ExactnessError, InputError
+from .events import DecisionEvent, Kind
+from .heads import HeadScores, HeadSet
+from .interventions import Keep, MeanAblate
+from .margin import Margin, Rule, fix_margin
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from .model import DecisionModel, Reading
+
+Array = np.ndarray
+MINIMUM = 30  # reference events of a kind, below which means are refused
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceMeans:
+    """Mean z of every head at the decision position, by kind of event.
+
+    Attributes:
+        means: kind -> `[layer, head, d_head]`.
+        counts: kind -> how many events went into it.
+        transcripts: ids of the reference transcripts, none of which may be scored.
+    """
+
+    means: Mapping[Kind, Float[Array, "layer head d_head"]]
+    counts: Mapping[Kind, int]
+    transcripts: frozenset[str]
+
+    def __repr__(self) -> str:
+        return f"ReferenceMeans({', '.join(f'{n} {kind} events' for kind, n in self.counts.items())} of {len(self.transcripts)} transcripts)"
+
+    def of(self, event: DecisionEvent) -> Float[Array, "layer head d_head"]:
+        """The means for an event.
+
+        Raises:
+            InputError: when its transcript is a reference (a leak), or its kind has no means.
+        """
+        if event.transcript in self.transcripts:
+            raise InputError(f"transcript {event.transcript} is in the reference split and is scored too; keep the splits apart")
+        if event.kind not in self.means:
+            raise InputError(f"there are no reference means for {event.kind} events; add transcripts with such events to the reference split")
+        return self.means[event.kind]
+
+
+def reference_means(model: DecisionModel, readings: Iterable[Reading], *, minimum: int = MINIMUM, memory: int = MEMORY) -> ReferenceMeans:
+    """Mean z by kind over the primary events of reference transcripts, in float64.
+
+    Args:
+        readings: the reference split, disjoint from what is scored.
+        minimum: fewest events of a kind; fewer are refused. Lowering it below 30 warns.
+
+    Raises:
+        InputError: when a kind has fewer events than `minimum`.
+    """
+    sums: dict[Kind, Array] = {}
+    counts: dict[Kind, int] = {}
+    ids = set()
+    for reading in readings:
+        ids.add(reading.transcript.id)
+        events = [e for e in reading.events if e.primary]
+        z = clean_z(model.hooked, reading.prefix, [e.position for e in events], memory).double().cpu().numpy()
+        for event, value in zip(events, z, strict=True):
+            sums[event.kind] = sums.get(event.kind, 0) + value
+            counts[event.kind] = counts.get(event.kind, 0) + 1
+    if not counts:
+        raise InputError("the reference split has no decision event; add transcripts to it")
+    for kind, n in counts.items():
+        if n < minimum:
+            raise InputError(f"only {n} {kind} events in the reference split and {minimum} are needed; add reference transcripts")
+    if minimum < MINIMUM:
+        warnings.warn(f"reference means from as few as {min(counts.values())} events; {MINIMUM} or more are advised", stacklevel=2)
+    means = {kind: (total / counts[kind]).astype(np.float32) for kind, total in sums.items()}
+    return ReferenceMeans(means, counts, frozenset(ids))
+
+
+@dataclass(frozen=True, eq=False)
+class Ablation:
+    """Exact effects at the events of one or more transcripts.
+
+    Attributes:
+        scores: effect in logits, `[event, layer, head]`.
+        margins: `m`, the clean margin, `[event]`.
+        floors: `m0`, the margin with every head ablated, `[event]`.
+        measured: what each margin is between: chosen id and competitor.
+        events: the events.
+    """
+
+    scores: HeadScores
+    margins: Float[Array, " event"]
+    floors: Float[Array, " event"]
+    measured: tuple[Margin, ...]
+    events: tuple[DecisionEvent, ...]
+
+    @property
+    def attention_share(self) -> Float[Array, " event"]:
+        """`(m - m0) / m`: how much of the margin attention at the position carries at all."""
+        return (self.margins - self.floors) / self.margins
+
+    def of_kind(self, kind: Kind) -> Ablation:
+        """The primary events of one kind."""
+        keep = [i for i, e in enumerate(self.events) if e.kind == kind and e.primary]
+        names = tuple(self.scores.events[i] for i in keep)
+        scores = HeadScores(self.scores.values[keep], self.scores.name, self.scores.unit, self.scores.sign, names, self.scores.meta)
+        return Ablation(scores, self.margins[keep], self.floors[keep], tuple(self.measured[i] for i in keep), tuple(self.events[i] for i in keep))
+
+    @classmethod
+    def join(cls, parts: Iterable[Ablation]) -> Ablation:
+        """The events of several transcripts, one after the other."""
+        parts = list(parts)
+        if not parts:
+            raise ValueError("nothing to join")
+        first = parts[0].scores
+        scores = HeadScores(np.concatenate([p.scores.values for p in parts]), first.name, first.unit, first.sign,
+                            tuple(name for p in parts for name in p.scores.events), first.meta)
+        return cls(scores, np.concatenate([p.margins for p in parts]), np.concatenate([p.floors for p in parts]),
+                   tuple(m for p in parts for m in p.measured), tuple(e for p in parts for e in p.events))
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row for each event: what was chosen against what, `m`, `m0`."""
+        import pandas as pd
+
+        return pd.DataFrame({
+            "transcript": [e.transcript for e in self.events], "kind": [e.kind for e in self.events],
+            "position": [e.position for e in self.events], "label": [e.label for e in self.events],
+            "near_miss": [e.near_miss or "" for e in self.events], "chosen": [m.chosen for m in self.measured],
+            "against": [" ".join(map(str, m.against)) for m in self.measured], "m": self.margins, "m0": self.floors})
+
+    def __repr__(self) -> str:
+        if not len(self.margins):
+            return "Ablation(no events)"
+        return f"Ablation({len(self.margins)} events, median m {np.median(self.margins):.2f} and m0 {np.median(self.floors):.2f} logits; {self.scores!r})"
+
+
+def event_margin(reading: Reading, event: DecisionEvent, rule: Rule = "runner_up") -> Margin:
+    """Fix an event's margin in the clean run; a departure is always against its near-miss, unless
+    the rule is `vocabulary`."""
+    return fix_margin(reading.clean(event), event.chosen, event.competitors,
+                      "runner_up" if event.kind == "departure" and rule != "vocabulary" else rule)
+
+
+def mean_ablate(model: DecisionModel, reading: Reading, means: ReferenceMeans, *, rule: Rule = "runner_up", memory: int = MEMORY) -> Ablation:
+    """Ablate every head at every event of a transcript: `events x (layers x heads + 2)` packed rows.
+
+    Args:
+        reading: the transcript, read with its events.
+        means: reference means of a disjoint split.
+        rule: what a choice is measured against; see `margin.fix_margin`.
+        memory: bytes that one pack of rows may take.
+
+    Raises:
+        ExactnessError: if the clean rows differ from the plain model's logits.
+        InputError: if the transcript is one of the reference split.
+    """
+    hooked = model.hooked
+    everything = HeadSet.all(hooked.n_layers, hooked.n_heads)
+    measured = tuple(event_margin(reading, event, rule) for event in reading.events)
+    branches: list[Branch] = []
+    singles = [HeadSet([head]) for head in everything]
+    for event in reading.events:
+        zbar = means.of(event)
+        branches += [Branch(event.position), Branch(event.position, (), (Keep(HeadSet(), zbar),))]
+        branches += [Branch(event.position, (), (MeanAblate(head, zbar),)) for head in singles]
+    margins = np.empty(len(branches), np.float32)
+    each = len(everything) + 2
+    for i, logits in branch_logits(hooked, reading.prefix, branches, memory):
+        number, role = divmod(i, each)
+        margins[i] = float(measured[number](logits[0]))
+        if role == 0:
+            _check_clean(reading, reading.events[number], logits[0], hooked.limit)
+    margins = margins.reshape(-1, each)
+    effects = margins[:, :1] - margins[:, 2:]
+    scores = HeadScores(effects.reshape(-1, hooked.n_layers, hooked.n_heads), "mean-ablation effect",
+                        events=tuple(e.name for e in reading.events), meta={"model": model.name, "rule": rule})
+    return Ablation(scores, margins[:, 0], margins[:, 1], measured, reading.events)
+
+
+def _check_clean(reading: Reading, event: DecisionEvent, row: torch.Tensor, limit: float) -> None:
+    reference = reading.clean(event)
+    error = float((row - reference).abs().max() / reference.std())
+    if not error <= limit:
+        raise ExactnessError(f"transcript {reading.transcript.id}, position {event.position}: packed rows differ from the plain model by "
+                             f"{error:.1e} of the logits' deviation (limit {limit:.0e}); its effects would not be exact")

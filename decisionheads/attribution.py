@@ -1,0 +1,112 @@
+"""Attribution: a first look at every head from one backward pass, and a check on exact effects.
+
+    attribution = grad_z m . (z - zbar)                  one step, or integrated per layer
+    direct      = frozen-norm unembedding of W_O (z - zbar)   direct logit attribution
+
+Same sign and unit as the exact effect (logits; positive: the head supports the decision). Never the
+verdict: gradients miss saturation, and the direct path leaves out everything later layers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .ablation import event_margin
+from .branches import MEMORY, Branch, plan_packs, run_pack
+from .heads import HeadScores
+from .interventions import Interpolate
+from .margin import Margin, Rule
+
+if TYPE_CHECKING:
+    from .ablation import ReferenceMeans
+    from .model import DecisionModel, Reading
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """Scores in logits, `[event, layer, head]`.
+
+    Attributes:
+        gradient: gradient times difference from the mean, one step or integrated.
+        direct: direct logit attribution of the same difference.
+    """
+
+    gradient: HeadScores
+    direct: HeadScores
+
+
+def attribute(model: DecisionModel, reading: Reading, means: ReferenceMeans, *, steps: int = 0, rule: Rule = "runner_up", memory: int = MEMORY) -> Attribution:
+    """Attribute the margin of every event of a transcript to the heads at its position.
+
+    Args:
+        reading: the transcript, read with its events.
+        means: reference means of a disjoint split.
+        steps: 0 for one step at the clean point; n for the mean gradient at n midpoints between
+            means and clean values, a layer at a time.
+        rule: what a choice is measured against.
+        memory: bytes that one pack of rows may take.
+    """
+    if steps < 0:
+        raise ValueError("steps counts midpoints; it cannot be negative")
+    hooked, events = model.hooked, reading.events
+    measured = [event_margin(reading, event, rule) for event in events]
+    zbar = torch.stack([torch.as_tensor(means.of(e)) for e in events]).to(hooked.device, hooked.dtype)
+    gradient, z, direct = _at_clean(model, reading, measured, zbar, memory)
+    if steps:
+        gradient = _integrated(model, reading, measured, means, steps, memory)
+    scores = (gradient * (z - zbar)).sum(-1).float().cpu().numpy()
+    names, meta = tuple(e.name for e in events), {"model": model.name, "rule": rule, "steps": steps}
+    return Attribution(HeadScores(scores, "attribution", events=names, meta=meta),
+                       HeadScores(direct.float().cpu().numpy(), "direct logit attribution", events=names, meta=meta))
+
+
+def _at_clean(model: DecisionModel, reading: Reading, measured: list[Margin], zbar: Tensor, memory: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients and z `[event, layer, head, d_head]`, direct attribution `[event, layer, head]`."""
+    hooked = model.hooked
+    branches = [Branch(e.position) for e in reading.events]
+    gradient, z = torch.empty_like(zbar), torch.empty_like(zbar)
+    direct = torch.empty(zbar.shape[:3], device=hooked.device)
+    for pack in plan_packs(hooked, branches, memory // 4):
+        leaves, values = [], []
+        with hooked.final_norm() as final:
+            logits = run_pack(hooked, reading.prefix, [branches[i] for i in pack], _leaf(leaves, values))
+        total = sum(measured[i](logits[row]) for row, i in enumerate(pack))
+        *grads, unembedding = torch.autograd.grad(total, [*leaves, final.leaf])
+        gradient[pack], z[pack] = torch.stack(grads, 1), torch.stack(values, 1)
+        readout = final.direction(unembedding[0])  # [row, d_model]
+        for layer in range(hooked.n_layers):
+            written = hooked.head_outputs(layer, (z - zbar)[pack, layer])
+            direct[pack, layer] = torch.einsum("rhd,rd->rh", written, readout).float()
+    return gradient, z, direct
+
+
+def _integrated(model: DecisionModel, reading: Reading, measured: list[Margin], means: ReferenceMeans, steps: int, memory: int) -> Tensor:
+    """Mean gradient over midpoints of the path from the means to the clean z, layer by layer."""
+    hooked = model.hooked
+    plan = [(e, layer, (k + 0.5) / steps) for e in range(len(reading.events)) for layer in range(hooked.n_layers) for k in range(steps)]
+    branches = [Branch(reading.events[e].position, (), (Interpolate(layer, alpha, means.of(reading.events[e])),)) for e, layer, alpha in plan]
+    gradient = torch.zeros(len(reading.events), hooked.n_layers, hooked.n_heads, hooked.d_head, dtype=hooked.dtype, device=hooked.device)
+    for pack in plan_packs(hooked, branches, memory // 4):
+        leaves: list[Tensor] = []
+        logits = run_pack(hooked, reading.prefix, [branches[i] for i in pack], _leaf(leaves, []))
+        grads = torch.autograd.grad(sum(measured[plan[i][0]](logits[row]) for row, i in enumerate(pack)), leaves)
+        for row, i in enumerate(pack):
+            event, layer, _ = plan[i]
+            gradient[event, layer] += grads[layer][row] / steps
+    return gradient
+
+
+def _leaf(leaves: list[Tensor], values: list[Tensor]) -> Callable[[int, Tensor], Tensor]:
+    """Adds a zero leaf to z of every layer: a hook's own tensor would keep no gradient."""
+
+    def add(layer: int, z: Tensor) -> Tensor:
+        values.append(z.detach())
+        leaves.append(torch.zeros_like(z, requires_grad=True))
+        return z + leaves[-1]
+
+    return add

@@ -1,0 +1,307 @@
+"""Decision events: the tokens of an answer at which the model picks among live labels.
+
+Three kinds, exclusive, in this order of precedence:
+
+departure
+    the first token at which the label differs from a near-miss, a label of the same region that the
+    reasoning named and the answer does not give;
+region
+    a token after which fewer regions are alive; the one that leaves a single region is *primary*;
+label
+    a later token with two or more live next tokens.
+
+Everything that is not an event is counted by reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from .labels import END, LabelSpace, LabelTrie, Mention, Node, token_sequences
+from .transcripts import Encoded, Transcript, encode
+
+Kind = Literal["region", "label", "departure"]
+KINDS: tuple[Kind, ...] = ("region", "label", "departure")
+_AROUND = 48  # characters on either side that are re-tokenized to see a label in place
+
+
+@dataclass(frozen=True)
+class DecisionEvent:
+    """One token-level decision. The logits at `position` predict the chosen token.
+
+    Attributes:
+        transcript: id of the transcript.
+        kind: region, label or departure.
+        position: token position `t`; interventions and attention rows are at `t`.
+        chosen: token id at `t + 1`.
+        alternatives: all live next token ids, the chosen one included, ascending.
+        competitors: the token ids it competes with (the near-miss's token for a departure).
+        mixed: region events only: live ids that lead to the chosen region and to others.
+        label, region: what was written.
+        near_miss: departures only: the label departed from.
+        start, end: characters of the label's mention in the whole text.
+        primary: region events: a single region is alive afterwards. True for the other kinds.
+        copied: the label itself was named in the reasoning.
+        short_prefix: departures only: label and near-miss share no more than a space and a letter.
+        spans: `(name, start, end)` in characters of the whole text that the event may read.
+    """
+
+    transcript: str
+    kind: Kind
+    position: int
+    chosen: int
+    alternatives: tuple[int, ...]
+    competitors: tuple[int, ...]
+    label: str
+    region: str
+    start: int
+    end: int
+    near_miss: str | None = None
+    mixed: tuple[int, ...] = ()
+    primary: bool = True
+    copied: bool = False
+    short_prefix: bool = False
+    spans: tuple[tuple[str, int, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.transcript}@{self.position}:{self.kind}"
+
+
+class Dropped(NamedTuple):
+    """A decision that could not be an event, and why."""
+
+    transcript: str
+    label: str
+    start: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Events:
+    """The events of one or more transcripts, with what was dropped and near-misses that were accepted."""
+
+    events: tuple[DecisionEvent, ...]
+    dropped: tuple[Dropped, ...] = ()
+    accepted_near_misses: int = 0
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __iter__(self):
+        return iter(self.events)
+
+    def of_kind(self, kind: Kind) -> tuple[DecisionEvent, ...]:
+        """Events of a kind; of region events only the primary ones."""
+        return tuple(e for e in self.events if e.kind == kind and e.primary)
+
+    def dropped_by_reason(self) -> dict[str, int]:
+        return dict(sorted(Counter(d.reason for d in self.dropped).items()))
+
+    def __repr__(self) -> str:
+        kinds = Counter(e.kind for e in self.events)
+        shown = ", ".join(f"{kinds[kind]} {kind}" for kind in KINDS)
+        return f"Events({shown}; dropped {self.dropped_by_reason() or 'none'})"
+
+    @classmethod
+    def join(cls, parts: Iterable[Events]) -> Events:
+        parts = list(parts)
+        return cls(tuple(e for p in parts for e in p.events), tuple(d for p in parts for d in p.dropped),
+                   sum(p.accepted_near_misses for p in parts))
+
+
+def find_events(transcript: Transcript, labels: LabelSpace, tokenizer, *, encoded: Encoded | None = None,
+                closers: Sequence[int] = (), exclude_emitted: bool = False) -> Events:
+    """Find the decision events in the answer of a transcript, one round per first mention of a label.
+
+    Args:
+        transcript: prompt, reasoning and answer.
+        labels: the label space; the transcript's own candidates narrow it.
+        tokenizer: a fast Hugging Face tokenizer, the model's own.
+        encoded: the tokens of the text, if they are at hand.
+        closers: token ids that follow complete labels (see `find_closers`); used where a label is the
+            beginning of another one.
+        exclude_emitted: labels already given are no longer alive.
+    """
+    encoded = encoded or encode(transcript, tokenizer)
+    if transcript.candidates is not None:
+        labels = labels.subset(transcript.candidates)
+    text, answer_at = transcript.text, transcript.answer_start
+    mentions = first_mentions(labels.mentions(text, answer_at))
+    named = labels.mentions(text, transcript.reasoning_start, answer_at)
+    given = {m.label for m in mentions}
+    rejected = [m for m in named if m.label not in given]
+    events: list[DecisionEvent] = []
+    dropped: list[Dropped] = []
+    for number, mention in enumerate(mentions):
+        alive = labels
+        if exclude_emitted and number:
+            before = {m.label for m in mentions[:number]}
+            alive = labels.subset([label for label in labels.labels if label not in before])
+        try:
+            walk = _walk(text, mention, alive, tokenizer, encoded)
+        except _Drop as drop:
+            dropped.append(Dropped(transcript.id, mention.label, mention.start, str(drop)))
+            continue
+        near = _near_miss(walk, mention, rejected, alive)
+        about = dict(transcript=transcript.id, label=mention.label, region=labels.region(mention.label),
+                     start=mention.start, end=mention.end, copied=any(m.label == mention.label for m in named),
+                     spans=_readable(transcript, labels.region(mention.label), mention, near))
+        kept, reasons = _events_of(walk, mention, near, alive, closers, about)
+        events += kept
+        dropped += [Dropped(transcript.id, mention.label, mention.start, reason) for reason in reasons]
+    accepted = len({m.label for m in named} & given)
+    return Events(tuple(events), tuple(dropped), accepted)
+
+
+def find_closers(transcripts: Iterable[Transcript], labels: LabelSpace, tokenizer) -> tuple[int, ...]:
+    """The token ids seen right after complete labels in the answers, ascending."""
+    found = set()
+    for transcript in transcripts:
+        encoded = encode(transcript, tokenizer)
+        for mention in labels.mentions(transcript.text, transcript.answer_start):
+            after = encoded.tokens_in(mention.start, mention.end)
+            if len(after) and after[-1] + 1 < len(encoded) and encoded.offsets[after[-1], 1] == mention.end:
+                found.add(int(encoded.ids[after[-1] + 1]))
+    return tuple(sorted(found))
+
+
+def first_mentions(mentions: Iterable[Mention]) -> list[Mention]:
+    """The first mention of each label, in order."""
+    seen: set[str] = set()
+    return [m for m in mentions if not (m.label in seen or seen.add(m.label))]
+
+
+# -- one mention ----------------------------------------------------------------------------
+
+
+class _Drop(Exception):
+    """A mention that cannot be walked; the message is the reason that is counted."""
+
+
+class _Step(NamedTuple):
+    """One token of the label: `tokens` are all live next tokens with the labels they lead to."""
+
+    position: int  # of the logits that predict it
+    start: int  # its first character
+    chosen: int
+    before: Node
+    tokens: dict[int, Node]
+
+    @property
+    def after(self) -> Node:
+        return self.tokens[self.chosen]
+
+
+class _Walk(NamedTuple):
+    steps: list[_Step]
+    trie: LabelTrie
+    row: int  # of the emitted label
+    following: int | None  # the token written after the label
+
+
+def _walk(text: str, mention: Mention, labels: LabelSpace, tokenizer, encoded: Encoded) -> _Walk:
+    """Follow the emitted label through the trie of live labels, checking tokens in place."""
+    where = encoded.tokens_in(mention.start, mention.end)
+    if not len(where) or where[0] == 0:
+        raise _Drop("no token before it")
+    begin = int(encoded.offsets[where[0], 0])
+    lead, before = text[begin:mention.start], text[max(begin - 1, 0):begin]
+    if lead.strip() or encoded.offsets[where[-1], 1] > mention.end:
+        raise _Drop("merged with the text around it")
+    trie = labels.trie(tokenizer, before, lead)
+    written = [int(i) for i in encoded.ids[where]]
+    node, steps = trie.root, []
+    for depth, token in enumerate([*written, END]):
+        tokens = trie.children(node)
+        if len(tokens) > 1:
+            tokens = _in_place(text, mention, begin, tokens, trie, labels, tokenizer, written[:depth])
+        if token not in tokens:
+            raise _Drop("tokenized otherwise in place")
+        start = int(encoded.offsets[where[depth], 0]) if token != END else mention.end
+        steps.append(_Step(int(where[0]) + depth - 1, start, token, node, tokens))
+        node = tokens[token]
+    after = int(where[-1]) + 1
+    return _Walk(steps, trie, node.lo, int(encoded.ids[after]) if after < len(encoded) else None)
+
+
+def _in_place(text: str, mention: Mention, begin: int, tokens: dict[int, Node], trie: LabelTrie, labels: LabelSpace,
+              tokenizer, prefix: list[int]) -> dict[int, Node]:
+    """Keep the next tokens for which a label, put where the emitted one stands, really tokenizes so."""
+    left = max(0, begin - _AROUND)
+    head, tail = text[left:mention.start], text[mention.end:mention.end + _AROUND]
+    witnesses = [labels.labels[trie.order[node.lo]] for node in tokens.values()]
+    sequences = token_sequences(tokenizer, [head + witness + tail for witness in witnesses], begin - left)
+    return {token: node for (token, node), ids in zip(tokens.items(), sequences, strict=True)
+            if ids[: len(prefix)] == prefix and (token == END or ids[len(prefix)] == token)}
+
+
+def _near_miss(walk: _Walk, mention: Mention, rejected: Sequence[Mention], labels: LabelSpace) -> Mention | None:
+    """The rejected label of the same region: longest shared token prefix, then the latest mention."""
+    region, written = labels.region(mention.label), walk.trie.sequence(walk.row)
+
+    def shared(other: Mention) -> int:
+        ids = walk.trie.sequence(int(walk.trie.rank[labels.index[other.label]]))
+        return next((i for i, (a, b) in enumerate(zip(ids, written, strict=False)) if a != b), min(len(ids), len(written)))
+
+    same = [m for m in rejected if m.label in labels and labels.region(m.label) == region]
+    return max(same, key=lambda m: (shared(m), m.start), default=None)
+
+
+def _events_of(walk: _Walk, mention: Mention, near: Mention | None, labels: LabelSpace, closers: Sequence[int],
+               about: dict) -> tuple[list[DecisionEvent], list[str]]:
+    """The events of one mention, and the reasons for which others were dropped."""
+    trie, found, reasons = walk.trie, [], []
+    region = int(trie.region[walk.row])
+    near_row = int(trie.rank[labels.index[near.label]]) if near else -1
+    departed = False
+    for step in walk.steps:
+        others = {token: node for token, node in step.tokens.items() if token != step.chosen}
+        if not others:
+            continue
+        chosen = walk.following if step.chosen == END else step.chosen
+        if chosen is None:
+            reasons.append("nothing was written after it")
+            continue
+
+        def ids(tokens: Iterable[int], chosen: int = chosen) -> tuple[int, ...]:
+            """Token ids, with the known closers where a label would end."""
+            return tuple(sorted({i for t in tokens for i in (closers if t == END else (t,))} - {chosen}))
+
+        alternatives = tuple(sorted({chosen, *ids(others)}))
+        event = DecisionEvent(kind="label", position=step.position, chosen=chosen, alternatives=alternatives,
+                              competitors=ids(others), **about)
+        if near and not departed and not step.after.lo <= near_row < step.after.hi:
+            departed = True
+            rivals = ids(token for token, node in others.items() if node.lo <= near_row < node.hi)
+            event = replace(event, kind="departure", competitors=rivals, near_miss=near.label,
+                            short_prefix=step.start - mention.start <= 1)
+        elif trie.n_regions(step.after) < trie.n_regions(step.before):
+            mixed = [token for token, node in others.items() if trie.has_region(node, region)]
+            event = replace(event, kind="region", competitors=ids(set(others) - set(mixed)), mixed=ids(mixed),
+                            primary=trie.n_regions(step.after) == 1)
+        elif trie.n_regions(step.before) > 1:
+            reasons.append("several regions alive and none removed")
+            continue
+        if event.competitors:
+            found.append(event)
+        else:
+            reasons.append("no closer is known" if END in others else "every other token may lead to the same region")
+    if not found and not reasons:
+        reasons.append("nothing else alive")
+    return found, reasons
+
+
+def _readable(transcript: Transcript, region: str, mention: Mention, near: Mention | None) -> tuple[tuple[str, int, int], ...]:
+    """Named spans as this event sees them: its own region block and mention apart from the others."""
+    found = []
+    for span in transcript.spans:
+        own = {"block": region, "mention": mention.label}.get(span.name)
+        name = span.name if own is None else f"{'own' if span.of == own else 'other'} {span.name}"
+        found.append((name, span.start, span.end))
+    if near is not None:
+        found.append(("near-miss", near.start, near.end))
+    return tuple(found)

@@ -1,0 +1,270 @@
+"""The label space: which labels there are, where they are mentioned, and which are still alive.
+
+Built for hundreds of thousands of labels: mentions are found by hashing, and the trie of token
+sequences is a sorted matrix in which every query is a few binary searches.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from .errors import InputError
+
+ICD10 = re.compile(r"[A-Z]\d[0-9A-Z](\.[0-9A-Z]{1,4})?")
+END = -1  # in the trie: the label ends here
+
+
+def icd10_category(label: str) -> str:
+    """`I50.23` -> `I50`, the three-character category."""
+    return label[:3]
+
+
+class Mention(NamedTuple):
+    """A label written out in a text: `text[start:end] == label`."""
+
+    label: str
+    start: int
+    end: int
+
+
+class LabelSpace:
+    """Labels with their regions and descriptions.
+
+    Args:
+        labels: the labels, distinct, in any order.
+        regions: label -> region; by default the ICD-10 category, if every label is such a code.
+        descriptions: label -> description, optional.
+
+    Raises:
+        InputError: for no labels, empty or repeated ones, or labels without a region.
+    """
+
+    def __init__(self, labels: Iterable[str], regions: dict[str, str] | Callable[[str], str] | None = None,
+                 descriptions: dict[str, str] | None = None):
+        self.labels: tuple[str, ...] = tuple(labels)
+        if not self.labels:
+            raise InputError("the label space is empty; give at least one label")
+        known = frozenset(self.labels)
+        if len(known) != len(self.labels):
+            seen: set[str] = set()
+            twice = next(label for label in self.labels if label in seen or seen.add(label))
+            raise InputError(f"label {twice!r} is listed more than once; list each label once")
+        if any(not label.strip() for label in self.labels):
+            raise InputError("an empty label is listed; remove it")
+        if regions is None:
+            odd = next((label for label in self.labels if not ICD10.fullmatch(label)), None)
+            if odd is not None:
+                raise InputError(f"label {odd!r} is not an ICD-10 code, so its region is not known; add a region column or give regions")
+            regions = icd10_category
+        assign = regions if callable(regions) else regions.get
+        self.regions: dict[str, str] = {label: assign(label) for label in self.labels}
+        missing = next((label for label, region in self.regions.items() if not region), None)
+        if missing is not None:
+            raise InputError(f"label {missing!r} has no region; give every label a region")
+        self.descriptions = dict(descriptions or {})
+        lengths = defaultdict(set)
+        for label in self.labels:
+            lengths[label[:3]].add(len(label))
+        self._lengths = {start: sorted(sizes, reverse=True) for start, sizes in lengths.items()}
+        self._known = known
+        self.index = {label: i for i, label in enumerate(self.labels)}
+        self._tries: dict[tuple, LabelTrie] = {}
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __contains__(self, label: object) -> bool:
+        return label in self._known
+
+    def __repr__(self) -> str:
+        return f"LabelSpace({len(self)} labels in {len(set(self.regions.values()))} regions)"
+
+    def region(self, label: str) -> str:
+        return self.regions[label]
+
+    # -- files -----------------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, path: str | Path, region_by: Callable[[str], str] | None = None) -> LabelSpace:
+        """Read a CSV or JSONL file with `label` and optional `description` and `region`."""
+        path = Path(path)
+        if not path.is_file():
+            raise InputError(f"{path}: no such label file")
+        text = path.read_text(encoding="utf-8-sig")
+        if path.suffix == ".jsonl":
+            rows = []
+            for number, line in enumerate(text.splitlines(), 1):
+                try:
+                    rows.append(json.loads(line))
+                except json.JSONDecodeError:
+                    raise InputError(f"{path}, line {number}: not JSON; write one object a line") from None
+        else:
+            rows = list(csv.DictReader(text.splitlines()))
+        if not rows or not all(isinstance(row, dict) and row.get("label") for row in rows):
+            raise InputError(f"{path}: every row needs a label; give the file a 'label' column (and optionally 'description', 'region')")
+        labels = [str(row["label"]) for row in rows]
+        regions = {str(row["label"]): row["region"] for row in rows if row.get("region")}
+        described = {str(row["label"]): row["description"] for row in rows if row.get("description")}
+        try:
+            return cls(labels, region_by or regions or None, described)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+    def subset(self, candidates: Sequence[str]) -> LabelSpace:
+        """The space of a transcript's own candidates.
+
+        Raises:
+            InputError: for a candidate that is not in this space.
+        """
+        for label in candidates:
+            if label not in self._known:
+                raise InputError(f"candidate {label!r} is not in the label file; add it there or drop it")
+        return LabelSpace(dict.fromkeys(candidates), self.regions, self.descriptions)
+
+    # -- mentions --------------------------------------------------------------------------
+
+    def mentions(self, text: str, start: int = 0, end: int | None = None) -> list[Mention]:
+        """All label mentions in `text[start:end]`, left to right, the longest label at each place.
+
+        A mention begins and ends at a word boundary, and does not end where `.` or `-` goes on to
+        another letter or digit: `I50` is not mentioned in `I50.99`.
+        """
+        found, end, at = [], len(text) if end is None else end, start
+        while at < end:
+            label = self._label_at(text, at, end)
+            if label is None:
+                at += 1
+            else:
+                found.append(Mention(label, at, at + len(label)))
+                at += len(label)
+        return found
+
+    def _label_at(self, text: str, at: int, end: int) -> str | None:
+        if at and text[at - 1].isalnum() and text[at].isalnum():
+            return None
+        sizes = {size for width in (1, 2, 3) for size in self._lengths.get(text[at:at + width], ())}
+        for size in sorted(sizes, reverse=True):
+            stop = at + size
+            if stop <= end and text[at:stop] in self._known and _ends_at(text, stop):
+                return text[at:stop]
+        return None
+
+    # -- tokens ----------------------------------------------------------------------------
+
+    def trie(self, tokenizer, before: str, lead: str) -> LabelTrie:
+        """The token sequences of all labels when they follow `before + lead`.
+
+        Args:
+            before: the character before the first token of the label ("" at the start of a text).
+            lead: what that first token holds before the label itself, usually " " or "".
+        """
+        key = (id(tokenizer), before, lead)
+        if key not in self._tries:
+            self._tries[key] = LabelTrie.build(self, tokenizer, before, lead)
+        return self._tries[key]
+
+
+def _ends_at(text: str, stop: int) -> bool:
+    """Whether a label that ends at `stop` is followed by a boundary."""
+    if stop >= len(text):
+        return True
+    if text[stop].isalnum():
+        return not text[stop - 1].isalnum()
+    goes_on = text[stop] in ".-" and stop + 1 < len(text) and text[stop + 1].isalnum()
+    return not goes_on
+
+
+class Node(NamedTuple):
+    """A node of the trie: the labels `lo <= i < hi` of the sorted order share `depth` tokens."""
+
+    lo: int
+    hi: int
+    depth: int
+
+
+@dataclass(frozen=True, eq=False)
+class LabelTrie:
+    """Token sequences of labels, sorted; a node is a range of rows.
+
+    Attributes:
+        ids: `[label, token]` token ids, padded with END.
+        region: `[label]` region number of each row.
+        order: `[label]` index into `LabelSpace.labels` of each row.
+        rank: `[label]` the row of each index: the inverse of `order`.
+        rows_of_region: for each region its rows, ascending.
+    """
+
+    ids: np.ndarray
+    region: np.ndarray
+    order: np.ndarray
+    rank: np.ndarray
+    rows_of_region: tuple[np.ndarray, ...]
+
+    @classmethod
+    def build(cls, space: LabelSpace, tokenizer, before: str, lead: str) -> LabelTrie:
+        sequences = token_sequences(tokenizer, [before + lead + label for label in space.labels], len(before))
+        return cls.from_sequences(sequences, [space.regions[label] for label in space.labels])
+
+    @classmethod
+    def from_sequences(cls, sequences: Sequence[Sequence[int]], regions: Sequence[str]) -> LabelTrie:
+        ids = np.full((len(sequences), max(map(len, sequences)) + 1), END, np.int32)
+        for row, sequence in zip(ids, sequences, strict=True):
+            row[: len(sequence)] = sequence
+        order = np.lexsort(ids.T[::-1])
+        names = {name: i for i, name in enumerate(dict.fromkeys(regions))}
+        region = np.array([names[name] for name in regions], np.int32)[order]
+        by_region = np.argsort(region, kind="stable")
+        splits = np.searchsorted(region[by_region], np.arange(1, len(names)))
+        trie = cls(ids[order], region, order, np.argsort(order), tuple(np.split(by_region, splits)))
+        object.__setattr__(trie, "_distinct", lru_cache(maxsize=None)(trie._count_regions))
+        return trie
+
+    @property
+    def root(self) -> Node:
+        return Node(0, len(self.ids), 0)
+
+    def children(self, node: Node) -> dict[int, Node]:
+        """All next tokens (END where a label ends) with their nodes, by jumping over each run."""
+        found, column, at = {}, self.ids[node.lo:node.hi, node.depth], 0
+        while at < len(column):
+            token = int(column[at])
+            stop = int(np.searchsorted(column, token, "right"))
+            found[token] = Node(node.lo + at, node.lo + stop, node.depth + 1)
+            at = stop
+        return found
+
+    def sequence(self, row: int) -> list[int]:
+        """The token ids of a row, without the end."""
+        return [int(i) for i in self.ids[row] if i != END]
+
+    def has_region(self, node: Node, region: int) -> bool:
+        rows = self.rows_of_region[region]
+        return bisect_left(rows, node.hi) > bisect_left(rows, node.lo)
+
+
+    def n_regions(self, node: Node) -> int:
+        """How many regions are alive at a node; counted once a node, then remembered."""
+        return self._distinct(node.lo, node.hi)
+
+    def _count_regions(self, lo: int, hi: int) -> int:
+        return len(np.unique(self.region[lo:hi]))
+
+
+def token_sequences(tokenizer, texts: Sequence[str], skip: int) -> list[list[int]]:
+    """Token ids of each text from the first token that starts at character `skip` or reaches past it."""
+    encoded = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
+    if not skip:
+        return encoded["input_ids"]
+    return [[i for i, (_, stop) in zip(ids, offsets, strict=True) if stop > skip]
+            for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)]

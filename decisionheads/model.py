@@ -1,0 +1,248 @@
+"""`DecisionModel`: a language model whose decisions can be read and changed.
+
+The only file that imports transformer_lens. Loading runs the self-test and refuses, in one sentence,
+what cannot be done exactly.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ._hooked import Hooked, Prefix
+from ._self_test import SelfTest, self_test
+from .errors import InputError
+from .events import DecisionEvent, Events, find_events
+from .labels import LabelSpace
+from .transcripts import Encoded, Transcript, encode
+
+if TYPE_CHECKING:
+    from .ablation import Ablation, ReferenceMeans
+    from .attribution import Attribution
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A transcript that the model has read: its tokens, its events, and its prefix.
+
+    Attributes:
+        transcript: the text.
+        encoded: its tokens.
+        events: its decision events, in order of position.
+        prefix: keys and values, with reference logits at the events' positions.
+    """
+
+    transcript: Transcript
+    encoded: Encoded
+    events: tuple[DecisionEvent, ...]
+    prefix: Prefix
+
+    def __repr__(self) -> str:
+        return f"Reading({self.transcript.id!r}: {len(self.encoded)} tokens, {len(self.events)} events)"
+
+    def clean(self, event: DecisionEvent) -> Float[Tensor, " vocabulary"]:
+        """The clean logits at an event, from the plain model's prefill."""
+        return self.prefix.logits[self.prefix.positions.index(event.position)]
+
+
+class DecisionModel:
+    """A `TransformerBridge` with a tokenizer, tested, and ready for interventions.
+
+    Args:
+        hooked: a `TransformerBridge`. It is left as it was found: no hook stays, no mode changes.
+        tokenizer: a fast Hugging Face tokenizer; default: the bridge's own.
+        plain: a weight-sharing copy of its Hugging Face model for prefills; made by `from_pretrained`.
+        test: run the self-test, and refuse a model that fails it.
+
+    Raises:
+        InputError: for an object of another kind, no tokenizer or one that does not fit, or a model
+            that cannot be handled exactly.
+    """
+
+    def __init__(self, hooked, tokenizer=None, *, plain=None, test: bool = True):
+        from transformer_lens.model_bridge import TransformerBridge
+
+        if not isinstance(hooked, TransformerBridge):
+            raise InputError(f"a {type(hooked).__name__} is not a TransformerBridge; boot one, or use DecisionModel.from_pretrained")
+        self.tokenizer = tokenizer if tokenizer is not None else hooked.tokenizer
+        if self.tokenizer is None or not getattr(self.tokenizer, "is_fast", False):
+            raise InputError("the model has no fast tokenizer, and events need character offsets; pass tokenizer=")
+        try:
+            self.hooked = Hooked(hooked, plain)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        largest = max(self.tokenizer.get_vocab().values(), default=-1)
+        if largest >= self.hooked.vocabulary:
+            raise InputError(f"the tokenizer has ids up to {largest} and the model a vocabulary of {self.hooked.vocabulary}; use the model's own tokenizer")
+        self.tested: SelfTest | None = self_test(self.hooked, self.tokenizer) if test else None
+        if self.tested is not None and self.tested.verdict == "refused":
+            raise InputError(self.tested.reason)
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | Path, *, dtype: str = "float32", device: str | None = None,
+                        tokenizer=None, test: bool = True) -> DecisionModel:
+        """Load a model folder, a `.gguf` file, or a hub name.
+
+        Args:
+            name_or_path: what to load; a path is never looked up on the hub.
+            dtype: float32 (default), float64, float16 or bfloat16.
+            device: a torch device; default: cuda if there is one, else cpu.
+            tokenizer: another tokenizer than the one that lies beside the model.
+            test: see the class.
+        """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        if dtype not in DTYPES:
+            raise InputError(f"unknown dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        where, extra = _locate(name_or_path)
+        with _quiet():
+            if tokenizer is None:
+                try:
+                    tokenizer = AutoTokenizer.from_pretrained(where, **extra)
+                except Exception as error:
+                    raise InputError(f"{name_or_path}: no tokenizer could be loaded ({_first_line(error)}); put the tokenizer's files beside the model") from None
+            try:
+                model = AutoModelForCausalLM.from_pretrained(where, dtype=DTYPES[dtype], **extra)
+            except Exception as error:
+                raise InputError(f"{name_or_path}: no causal language model could be loaded ({_first_line(error)}); give a folder with config.json and weights") from None
+            model = model.to(device).eval().requires_grad_(False)
+            plain = _sharing_copy(model)
+            bridge = _bridge(model)
+        return cls(bridge, tokenizer, plain=plain, test=test)
+
+    def __repr__(self) -> str:
+        h = self.hooked
+        return f"DecisionModel({self.name}: {h.n_layers} layers x {h.n_heads} heads, {str(h.dtype)[6:]}, {self.tested.verdict if self.tested else 'not tested'})"
+
+    @property
+    def name(self) -> str:
+        return self.hooked.config.name_or_path or type(self.hooked.bridge.original_model).__name__
+
+    @property
+    def bridge(self):
+        """The `TransformerBridge`, for everything that TransformerLens offers."""
+        return self.hooked.bridge
+
+    @property
+    def n_layers(self) -> int:
+        return self.hooked.n_layers
+
+    @property
+    def n_heads(self) -> int:
+        return self.hooked.n_heads
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def find_events(self, transcript: Transcript, labels: LabelSpace, **options) -> Events:
+        """The decision events of a transcript in this model's tokens; see `events.find_events`."""
+        return find_events(transcript, labels, self.tokenizer, **options)
+
+    def read(self, transcript: Transcript, events: Iterable[DecisionEvent]) -> Reading:
+        """Prefill a transcript once, for everything that is asked of its events afterwards."""
+        events = tuple(sorted(events, key=lambda e: (e.position, e.kind)))
+        encoded = encode(transcript, self.tokenizer)
+        limit = getattr(self.hooked.config, "max_position_embeddings", None)
+        if limit and len(encoded) > limit:
+            raise InputError(f"transcript {transcript.id}: {len(encoded)} tokens are more than the {limit} that {self.name} can read; shorten the prompt")
+        positions = tuple(dict.fromkeys(e.position for e in events))
+        ids = torch.tensor(encoded.ids, dtype=torch.long, device=self.hooked.device)
+        length = max(positions, default=len(ids) - 1) + 1
+        return Reading(transcript, encoded, events, self.hooked.prefill(ids[:length], positions))
+
+    @torch.no_grad()
+    def generate(self, prompt: str, longest: int) -> str:
+        """What the model writes after a prompt, greedily, up to its end token (kept) or `longest` tokens."""
+        model = self.hooked.plain if self.hooked.plain is not None else self.hooked.bridge.original_model
+        encoded = encode(Transcript("prompt", prompt, "", ""), self.tokenizer)
+        ids = torch.tensor(encoded.ids, device=self.hooked.device)[None]
+        with _quiet():
+            out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=longest)
+        return self.tokenizer.decode(out[0, ids.shape[1]:])
+
+    # -- verbs: one line each over their modules -----------------------------------------------
+
+    def mean_ablate(self, reading: Reading, means: ReferenceMeans, **options) -> Ablation:
+        """Exact mean-ablation effect of every head at every event; see `ablation.mean_ablate`."""
+        from .ablation import mean_ablate
+
+        return mean_ablate(self, reading, means, **options)
+
+    def attribute(self, reading: Reading, means: ReferenceMeans, **options) -> Attribution:
+        """Gradient attribution and direct logit attribution; see `attribution.attribute`."""
+        from .attribution import attribute
+
+        return attribute(self, reading, means, **options)
+
+
+# -- loading ------------------------------------------------------------------------------------
+
+
+def _locate(name_or_path: str | Path) -> tuple[str, dict]:
+    """What to hand to transformers: a folder, or a folder and its GGUF file, or a hub name."""
+    path = Path(name_or_path)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise InputError(f"{path}: no such GGUF file")
+        return str(path.parent), {"gguf_file": path.name}
+    if path.is_dir():
+        return str(path), {}
+    if path.is_absolute() or str(name_or_path).startswith((".", "~")):
+        raise InputError(f"{path}: no such model folder")
+    return str(name_or_path), {}
+
+
+def _sharing_copy(model):
+    """A copy of a Hugging Face model on the same weights that runs sdpa attention.
+
+    Booting a bridge wraps the modules of a model in place, so the copy is made before.
+    """
+    shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+    plain = copy.deepcopy(model, shared)
+    plain.set_attn_implementation("sdpa")
+    return plain
+
+
+def _bridge(model):
+    """A TransformerBridge around a loaded model, in eager attention, without touching a tokenizer."""
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+
+    model.set_attn_implementation("eager")
+    try:
+        return build_bridge_from_module(model, type(model).__name__, hf_config=model.config)
+    except (ValueError, KeyError) as error:
+        raise InputError(f"{type(model).__name__}: transformer-lens has no bridge for this architecture ({_first_line(error)})") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:160].rstrip(".")
+
+
+@contextmanager
+def _quiet():
+    """Keep library chatter off the terminal while loading; the caller's log level comes back."""
+    from transformers.utils import logging as hf_logging
+
+    level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    root = logging.getLogger().level
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(level)
+        logging.getLogger().setLevel(root)
+        if bars:
+            hf_logging.enable_progress_bar()
+

@@ -1,0 +1,247 @@
+"""Transcripts: a prompt and what a model wrote, verbatim, and where its tokens stand.
+
+The whole text is prompt + reasoning + answer with nothing in between; template and think tags
+belong to the fields. Spans and mentions are characters of the whole text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from .errors import InputError
+
+
+class Span(NamedTuple):
+    """Characters `start:end` of the whole text; `of` is the region or label it is about."""
+
+    name: str
+    start: int
+    end: int
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """One prompt and what was written after it.
+
+    Attributes:
+        id: unique in its file.
+        prompt, reasoning, answer: the text, verbatim.
+        candidates: the labels listed in this prompt; None for the whole label space.
+        labels: gold labels, if known.
+        group: patient or subject, for splits.
+        spans: named spans of the whole text.
+        token_ids: the ids that were really written; they must decode to the whole text.
+    """
+
+    id: str
+    prompt: str
+    reasoning: str
+    answer: str
+    candidates: tuple[str, ...] | None = None
+    labels: tuple[str, ...] = ()
+    group: str | None = None
+    spans: tuple[Span, ...] = ()
+    token_ids: tuple[int, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.prompt + self.reasoning + self.answer
+
+    @property
+    def reasoning_start(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def answer_start(self) -> int:
+        return len(self.prompt) + len(self.reasoning)
+
+    def __repr__(self) -> str:
+        return (f"Transcript({self.id!r}: {len(self.prompt)} + {len(self.reasoning)} + {len(self.answer)} characters"
+                + (f", {len(self.candidates)} candidates" if self.candidates is not None else "") + ")")
+
+    # -- records ---------------------------------------------------------------------------
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any], tokenizer=None) -> Transcript:
+        """Make a transcript from one JSON object.
+
+        Takes `prompt` or `messages` (rendered with the tokenizer's chat template), and `reasoning` and
+        `answer` or the names of OpenAI-style servers, `reasoning_content` and `content`.
+
+        Raises:
+            InputError: in one sentence, for whatever is missing or does not fit.
+        """
+        if not isinstance(record, dict):
+            raise InputError("not a JSON object; write one object a line")
+        prompt = record.get("prompt")
+        if prompt is None and record.get("messages") is not None:
+            if tokenizer is None or getattr(tokenizer, "chat_template", None) is None:
+                raise InputError("'messages' need a tokenizer with a chat template; give 'prompt' instead")
+            prompt = tokenizer.apply_chat_template(record["messages"], tokenize=False, add_generation_prompt=True)
+        answer = record.get("answer", record.get("content"))
+        reasoning = record.get("reasoning", record.get("reasoning_content")) or ""
+        for name, value in (("id", record.get("id")), ("prompt", prompt), ("answer", answer)):
+            if value is None or value == "":
+                raise InputError(f"no {name}; every transcript needs 'id', 'prompt' (or 'messages') and 'answer'")
+        for name, value in (("prompt", prompt), ("reasoning", reasoning), ("answer", answer)):
+            if not isinstance(value, str):
+                raise InputError(f"{name} is not text; write it as one string")
+        whole = prompt + reasoning + answer
+        spans = []
+        for span in record.get("spans") or ():
+            try:
+                spans.append(Span(span["name"], int(span["start"]), int(span["end"]), span.get("of") or ""))
+            except (KeyError, TypeError, ValueError):
+                raise InputError("a span lacks 'name', 'start' or 'end'; give all three") from None
+            start, end = spans[-1].start, spans[-1].end
+            if not 0 <= start < end <= len(whole):
+                raise InputError(f"span {span['name']!r} is {start}:{end} in a text of {len(whole)} characters; mend its offsets")
+            if span.get("text") is not None and span["text"] != whole[start:end]:
+                raise InputError(f"span {span['name']!r} does not match the text at {start}:{end}; count characters of the whole text, CR and LF included")
+        candidates, ids = record.get("candidates"), record.get("token_ids")
+        return cls(str(record["id"]), prompt, reasoning, answer, None if candidates is None else tuple(map(str, candidates)),
+                   tuple(map(str, record.get("labels") or ())), None if record.get("group") is None else str(record["group"]),
+                   tuple(spans), None if ids is None else tuple(map(int, ids)))
+
+    def to_record(self) -> dict[str, Any]:
+        record = {k: v for k, v in asdict(self).items() if v not in (None, (), "")} | {"reasoning": self.reasoning}
+        if self.spans:
+            record["spans"] = [span._asdict() for span in self.spans]
+        return record
+
+
+def load_transcripts(path: str | Path, tokenizer=None) -> list[Transcript]:
+    """Read transcripts from a JSONL file; every error names the file and the line."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path}: no such transcript file")
+    found: list[Transcript] = []
+    seen: dict[str, int] = {}
+    with open(path, encoding="utf-8", newline="\n") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                found.append(Transcript.from_record(json.loads(line), tokenizer))
+            except json.JSONDecodeError:
+                raise InputError(f"{path}, line {number}: not JSON; write one object a line") from None
+            except InputError as error:
+                raise InputError(f"{path}, line {number}: {error}") from None
+            if found[-1].id in seen:
+                raise InputError(f"{path}, line {number}: id {found[-1].id!r} was already used in line {seen[found[-1].id]}; give each transcript its own")
+            seen[found[-1].id] = number
+    if not found:
+        raise InputError(f"{path}: the file is empty; give at least one transcript")
+    return found
+
+
+def from_dataset(rows: Iterable[dict[str, Any]], tokenizer=None) -> list[Transcript]:
+    """Transcripts from a `datasets.Dataset`, or any iterable of such records."""
+    return [Transcript.from_record({k: v for k, v in row.items() if v is not None}, tokenizer) for row in rows]
+
+
+def to_dataset(transcripts: Iterable[Transcript]):
+    """The transcripts as a `datasets.Dataset`."""
+    from datasets import Dataset
+
+    return Dataset.from_list([t.to_record() for t in transcripts])
+
+
+def save_transcripts(transcripts: Iterable[Transcript], path: str | Path) -> None:
+    """Write JSONL, one transcript a line."""
+    with open(path, "w", encoding="utf-8", newline="\n") as out:
+        for transcript in transcripts:
+            out.write(json.dumps(transcript.to_record(), ensure_ascii=False) + "\n")
+
+
+# -- tokens -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Tokens of a whole text.
+
+    Attributes:
+        ids: `[position]` token ids.
+        offsets: `[position, 2]` the characters of each token; `(0, 0)` for special tokens that stand
+            for no character.
+    """
+
+    ids: Int[np.ndarray, " position"]
+    offsets: Int[np.ndarray, "position 2"]
+
+    def tokens_in(self, start: int, end: int) -> np.ndarray:
+        """Positions of the tokens that overlap characters `start:end`, ascending."""
+        return np.flatnonzero((self.offsets[:, 0] < end) & (self.offsets[:, 1] > start))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def encode(transcript: Transcript, tokenizer) -> Encoded:
+    """Tokenize the whole text of a transcript, or check the ids it brings.
+
+    Special tokens are added unless the text already begins with the BOS token, so that chat text
+    has exactly one.
+
+    Raises:
+        InputError: if given ids do not decode to the text, or offsets cannot be had.
+    """
+    text = transcript.text
+    if transcript.token_ids is None:
+        starts = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
+        encoded = tokenizer(text, add_special_tokens=not starts, return_offsets_mapping=True)
+        ids, offsets = np.array(encoded["input_ids"]), np.array(encoded["offset_mapping"]).reshape(-1, 2)
+    else:
+        ids = np.array(transcript.token_ids)
+        offsets = None
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        for lead in (0, 1):  # with or without a BOS in front
+            if len(ids) >= lead and encoded["input_ids"] == ids[lead:].tolist():
+                offsets = np.array([(0, 0)] * lead + list(encoded["offset_mapping"])).reshape(-1, 2)
+                break
+    if offsets is None or _broken(ids, offsets, text):
+        offsets = _rebuild_offsets(ids, text, tokenizer, transcript.id)
+    return Encoded(ids, offsets)
+
+
+def _broken(ids: np.ndarray, offsets: np.ndarray, text: str) -> bool:
+    """Whether a tokenizer returned empty spans for tokens that stand for text."""
+    covered = (offsets[:, 1] - offsets[:, 0]).clip(0).sum()
+    return covered < len(text.replace(" ", "").replace("\n", "")) * 0.5 or bool((np.diff(offsets[:, 0]) < 0).any())
+
+
+def _rebuild_offsets(ids: Sequence[int], text: str, tokenizer, name: str) -> np.ndarray:
+    """Offsets from decoding growing prefixes; raises where the ids do not decode to the text."""
+    ids = list(map(int, ids))
+    special = set(tokenizer.all_special_ids)
+    lead = 0
+    while lead < len(ids) and ids[lead] in special and not text.startswith(tokenizer.decode(ids[lead:lead + 1])):
+        lead += 1
+    offsets, at = [(0, 0)] * lead, 0
+    if tokenizer.decode(ids[lead:]) != text:
+        raise InputError(f"transcript {name}: its token_ids do not decode to its text; were they made by another tokenizer?")
+    window = lead
+    for i in range(lead, len(ids)):
+        piece = tokenizer.decode(ids[window:i + 1])
+        begun = at - (len(tokenizer.decode(ids[window:i])) if i > window else 0)
+        if piece.endswith("\ufffd") or not text.startswith(piece, begun):
+            offsets.append((at, at))  # part of a character that later tokens complete
+            continue
+        first = next((j for j in range(lead, i) if offsets[j] == (at, at)), None)
+        if first is not None:
+            for j in range(first, i):
+                offsets[j] = (at, begun + len(piece))
+        offsets.append((at, begun + len(piece)))
+        at, window = begun + len(piece), i + 1
+    if at != len(text):
+        raise InputError(f"transcript {name}: character offsets of its tokens cannot be had from this tokenizer; use a fast tokenizer")
+    return np.array(offsets).reshape(-1, 2)
