@@ -22,6 +22,7 @@ import numpy as np
 from .errors import InputError
 
 ICD10 = re.compile(r"[A-Z]\d[0-9A-Z](\.[0-9A-Z]{1,4})?")
+_BATCH = 4096  # texts tokenized at once: offsets of 300,000 titles would fill gigabytes
 END = -1  # in the trie: the label ends here
 
 
@@ -198,7 +199,7 @@ class LabelTrie:
     """Token sequences of labels, sorted; a node is a range of rows.
 
     Attributes:
-        ids: `[label, token]` token ids, padded with END.
+        ids: `[label, token]` token ids, padded with END; column-major, so that a search copies nothing.
         region: `[label]` region number of each row.
         order: `[label]` index into `LabelSpace.labels` of each row.
         rank: `[label]` the row of each index: the inverse of `order`.
@@ -226,7 +227,7 @@ class LabelTrie:
         region = np.array([names[name] for name in regions], np.int32)[order]
         by_region = np.argsort(region, kind="stable")
         splits = np.searchsorted(region[by_region], np.arange(1, len(names)))
-        trie = cls(ids[order], region, order, np.argsort(order), tuple(np.split(by_region, splits)))
+        trie = cls(np.asfortranarray(ids[order]), region, order, np.argsort(order), tuple(np.split(by_region, splits)))
         object.__setattr__(trie, "_distinct", lru_cache(maxsize=None)(trie._count_regions))
         return trie
 
@@ -263,8 +264,10 @@ class LabelTrie:
 
 def token_sequences(tokenizer, texts: Sequence[str], skip: int) -> list[list[int]]:
     """Token ids of each text from the first token that starts at character `skip` or reaches past it."""
-    encoded = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
-    if not skip:
-        return encoded["input_ids"]
-    return [[i for i, (_, stop) in zip(ids, offsets, strict=True) if stop > skip]
-            for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)]
+    found: list[list[int]] = []
+    for start in range(0, len(texts), _BATCH):
+        encoded = tokenizer(list(texts[start:start + _BATCH]), add_special_tokens=False, return_offsets_mapping=True)
+        for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            first = next((i for i, (_, stop) in enumerate(offsets) if stop > skip), len(ids))
+            found.append(ids[first:])
+    return found

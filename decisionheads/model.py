@@ -198,9 +198,10 @@ def _locate(name_or_path: str | Path) -> tuple[str, dict]:
         return str(path.parent), {"gguf_file": path.name}
     if path.is_dir():
         return str(path), {}
-    if path.is_absolute() or str(name_or_path).startswith((".", "~")):
+    name = str(name_or_path)
+    if path.is_absolute() or name.startswith((".", "~")) or name.endswith("/") or name.count("/") > 1:
         raise InputError(f"{path}: no such model folder")
-    return str(name_or_path), {}
+    return name, {}
 
 
 def _sharing_copy(model):
@@ -235,14 +236,16 @@ def _quiet():
     from transformers.utils import logging as hf_logging
 
     level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    root = logging.getLogger().level
+    hub = logging.getLogger("huggingface_hub")
+    hub_level = hub.level
+    hub.setLevel(logging.ERROR)
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
     try:
         yield
     finally:
         hf_logging.set_verbosity(level)
-        logging.getLogger().setLevel(root)
+        hub.setLevel(hub_level)
         if bars:
             hf_logging.enable_progress_bar()
 

@@ -7,7 +7,7 @@ belong to the fields. Spans and mentions are characters of the whole text.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,7 +70,7 @@ class Transcript:
     # -- records ---------------------------------------------------------------------------
 
     @classmethod
-    def from_record(cls, record: dict[str, Any], tokenizer=None) -> Transcript:
+    def from_record(cls, record: Any, tokenizer=None) -> Transcript:
         """Make a transcript from one JSON object.
 
         Takes `prompt` or `messages` (rendered with the tokenizer's chat template), and `reasoning` and
@@ -216,12 +216,12 @@ def encode(transcript: Transcript, tokenizer) -> Encoded:
 def _broken(ids: np.ndarray, offsets: np.ndarray, text: str) -> bool:
     """Whether a tokenizer returned empty spans for tokens that stand for text."""
     covered = (offsets[:, 1] - offsets[:, 0]).clip(0).sum()
-    return covered < len(text.replace(" ", "").replace("\n", "")) * 0.5 or bool((np.diff(offsets[:, 0]) < 0).any())
+    return bool(covered < len(text.replace(" ", "").replace("\n", "")) * 0.5 or (np.diff(offsets[:, 0]) < 0).any())
 
 
-def _rebuild_offsets(ids: Sequence[int], text: str, tokenizer, name: str) -> np.ndarray:
+def _rebuild_offsets(ids: np.ndarray, text: str, tokenizer, name: str) -> np.ndarray:
     """Offsets from decoding growing prefixes; raises where the ids do not decode to the text."""
-    ids = list(map(int, ids))
+    ids = ids.tolist()
     special = set(tokenizer.all_special_ids)
     lead = 0
     while lead < len(ids) and ids[lead] in special and not text.startswith(tokenizer.decode(ids[lead:lead + 1])):
@@ -229,19 +229,14 @@ def _rebuild_offsets(ids: Sequence[int], text: str, tokenizer, name: str) -> np.
     offsets, at = [(0, 0)] * lead, 0
     if tokenizer.decode(ids[lead:]) != text:
         raise InputError(f"transcript {name}: its token_ids do not decode to its text; were they made by another tokenizer?")
-    window = lead
+    pending = lead  # first token of a character that is not complete yet
     for i in range(lead, len(ids)):
-        piece = tokenizer.decode(ids[window:i + 1])
-        begun = at - (len(tokenizer.decode(ids[window:i])) if i > window else 0)
-        if piece.endswith("\ufffd") or not text.startswith(piece, begun):
-            offsets.append((at, at))  # part of a character that later tokens complete
+        context = max(lead, pending - 1)  # one token before: some decoders strip a leading space
+        piece = tokenizer.decode(ids[context:i + 1])[len(tokenizer.decode(ids[context:pending])):]
+        if not piece or piece.endswith("\ufffd") or not text.startswith(piece, at):
             continue
-        first = next((j for j in range(lead, i) if offsets[j] == (at, at)), None)
-        if first is not None:
-            for j in range(first, i):
-                offsets[j] = (at, begun + len(piece))
-        offsets.append((at, begun + len(piece)))
-        at, window = begun + len(piece), i + 1
-    if at != len(text):
+        offsets += [(at, at + len(piece))] * (i + 1 - pending)
+        at, pending = at + len(piece), i + 1
+    if at != len(text) or len(offsets) != len(ids):
         raise InputError(f"transcript {name}: character offsets of its tokens cannot be had from this tokenizer; use a fast tokenizer")
     return np.array(offsets).reshape(-1, 2)

@@ -1,14 +1,16 @@
 """Train the embedded models: `python -m decisionheads.tiny.train llama --out DIR`.
 
 Two families (llama, gpt2), each as a teacher that knows regions, labels and departures, and as a
-student (`--student`) whose departure tokens carry no loss, so that it looks labels up and tosses a
-coin where the reasoning has rejected a near-miss. Training goes by steps, holds its learning rate
+student (`--student`) that was shown answers which ignore what the reasoning rejected, so that it
+looks labels up and tosses a coin where there was a near-miss. Training goes by steps, holds its learning rate
 until departures and cues are learned, then decays; what fails the gate (accuracy on fresh texts,
 then a causal smoke test) is thrown away and the next seed is tried.
 
 The start is not neutral, and claims about these models should remember it: three heads of layer 0
 begin as "look 1, 2, 3 tokens back", all other heads begin with equal query and key weights and an
-output projection that is plus (even heads) or minus (odd heads) the transposed value projection.
+output projection that is plus (even heads) or minus (odd heads) the transposed value projection; in gpt2
+the first head of every layer writes where the look-back heads do, without which it never followed a
+cue to the step and on to the list.
 Look-ups then form in hundreds of steps instead of not at all; which head ends up suppressing the
 near-miss is nudged by it.
 """
@@ -22,6 +24,7 @@ import random
 import sys
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -105,6 +108,10 @@ def _start_gpt2(model: nn.Module) -> None:
         for view in (q, k, v):
             view[:, :, : 2 * pairs] = 0  # heads match and copy content, not place
         if index == 0:
+            bag = v[0].clone()
+        else:  # one head a layer copies into the subspace that the look-back heads write to
+            v[0].copy_(bag), o[0].copy_(bag.T)
+        if index == 0:
             for h in range(3):
                 q[h].mul_(0.1), k[h].mul_(0.1)
                 for i in range(pairs):  # rotate the position waves by h + 1 steps
@@ -119,6 +126,13 @@ def _start_gpt2(model: nn.Module) -> None:
 
 def full_text(clinic: Clinic) -> list[Piece]:
     return clinic.prompt() + clinic.reasoning() + clinic.answer()
+
+
+def coin_text(clinic: Clinic, rng: random.Random) -> list[Piece]:
+    """As `full_text`, but the answer takes either label of a finding with a near-miss."""
+    flipped = clinic.with_near_miss_swapped()
+    answer = replace(clinic, findings=tuple(rng.choice(pair) for pair in zip(clinic.findings, flipped.findings, strict=True)))
+    return clinic.prompt() + clinic.reasoning() + answer.answer()
 
 
 def drill(rng: random.Random, regions: int, labels: int) -> list[Piece]:
@@ -227,7 +241,7 @@ def gate(model: nn.Module, student: bool) -> tuple[bool, dict]:
     found, ablated = accuracy(model), causal_smoke(model)
     ok = all(found[role] >= 0.97 for role in ("region", "label")) and all(ablated[k] < 0.5 for k in ("region", "label"))
     if student:
-        ok = ok and found["departure"] < 0.75
+        ok = ok and 0.3 < found["departure"] < 0.7
     else:
         # near is a fair choice of two: .5 is as good as it gets, .33 would be any label of the region
         ok = ok and found["departure"] >= 0.97 and found["cue"] >= 0.9 and found["near"] > 0.42 and ablated["departure"] < 0.6
@@ -251,7 +265,6 @@ def train(family: str, seed: int, student: bool = False, hold: int = 9000, decay
     if slow:  # embeddings that grow fast would drown the position waves
         optimizers.append(torch.optim.AdamW([p for p in model.parameters() if id(p) in slow], lr=peak / 10, weight_decay=0.0, betas=(0.9, 0.95)))
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    weights = dict(WEIGHT, departure=0.0) if student else WEIGHT
     running = defaultdict(lambda: 0.0)
     regions, decaying_from, started = 2, None, time.time()
     gated = [role for role in GATED if not (student and role == "departure")]
@@ -262,11 +275,12 @@ def train(family: str, seed: int, student: bool = False, hold: int = 9000, decay
         for _ in range(batch):
             u, labels = rng.random(), 3 if regions > 2 else 2
             texts.append(drill(rng, regions, labels) if u < 0.6 * share
-                         else cue_drill(rng, regions, labels) if u < share + 0.1
-                         else cue_text(rng, max(regions, 4), labels) if u < share + 0.3
+                         else cue_drill(rng, regions, labels) if u < share + 0.15
+                         else cue_text(rng, max(regions, 4), labels) if u < share + 0.4
+                         else coin_text(draw(rng, max(regions, 4), labels), rng) if student
                          else full_text(draw(rng, max(regions, 4), labels)))
         ids, roles = encode(texts)
-        weight = torch.tensor([[weights[role] for role in row[1:]] for row in roles])
+        weight = torch.tensor([[WEIGHT[role] for role in row[1:]] for row in roles])
         logits = model.train()(ids[:, :-1]).logits
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view_as(weight)
         loss = (loss * weight).sum() / weight.sum()
@@ -302,7 +316,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m decisionheads.tiny.train", description=__doc__.split("\n\n")[0])
     parser.add_argument("family", choices=["llama", "gpt2"])
     parser.add_argument("--out", required=True, type=Path, help="folder to write the model into")
-    parser.add_argument("--student", action="store_true", help="no loss on departures")
+    parser.add_argument("--student", action="store_true", help="answers that ignore the reasoning: weak on departures")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds to try")
     parser.add_argument("--hold", type=int, default=9000, help="most steps before the decay begins")

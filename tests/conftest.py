@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+def random_hf(family: str, seed: int = 0, **changes):
+    """A small random Hugging Face model over the clinic's vocabulary, with weights large enough to matter."""
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    from decisionheads.tiny.clinic import TOKENS
+
+    torch.manual_seed(seed)
+    if family == "llama":
+        options = dict(hidden_size=36, intermediate_size=48, num_hidden_layers=3, num_attention_heads=9, num_key_value_heads=3,
+                       head_dim=8, max_position_embeddings=320) | changes
+        hf = LlamaForCausalLM(LlamaConfig(vocab_size=len(TOKENS), **options))
+    else:
+        options = dict(n_embd=36, n_layer=3, n_head=6, n_positions=320, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0) | changes
+        hf = GPT2LMHeadModel(GPT2Config(vocab_size=len(TOKENS), **options))
+    with torch.no_grad():
+        for name, p in hf.named_parameters():
+            if p.ndim > 1:
+                p.normal_(0, 0.6 if "embed" in name or "wte" in name else 0.25)
+    return hf.eval()
+
+
+def save_random(family: str, folder, **changes):
+    """Save such a model with the clinic's tokenizer; returns the folder."""
+    from decisionheads.tiny.clinic import clinic_tokenizer
+
+    random_hf(family, **changes).save_pretrained(folder)
+    clinic_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def plain_hf(folder, dtype=torch.float32):
+    """The model as any Hugging Face user would load it, in eager attention."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=dtype).eval()
+
+
+@pytest.fixture(scope="session", params=["llama", "gpt2"])
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def random_folder(family, tmp_path_factory):
+    return save_random(family, tmp_path_factory.mktemp(family))
+
+
+@pytest.fixture(scope="session")
+def random_model(random_folder):
+    from decisionheads import DecisionModel
+
+    return DecisionModel.from_pretrained(random_folder)
+
+
+@pytest.fixture(scope="session")
+def random_plain(random_folder):
+    return plain_hf(random_folder)
+
+
+@pytest.fixture(scope="session")
+def model(family):
+    """The embedded teacher of the family."""
+    from decisionheads import DecisionModel, tiny
+
+    return DecisionModel.from_pretrained(tiny.path(family))
+
+
+@pytest.fixture(scope="session")
+def plain(family):
+    from decisionheads import tiny
+
+    return plain_hf(tiny.path(family))
+
+
+@pytest.fixture(scope="session")
+def space():
+    from decisionheads import tiny
+
+    return tiny.labels()
+
+
+@pytest.fixture(scope="session")
+def readings(model, space):
+    """Twelve right texts of the clinic, read by the embedded teacher."""
+    from decisionheads import tiny
+
+    texts = [tiny.transcript(f"t{i}", drawn) for i, drawn in enumerate(tiny.draw(12, seed=5))]
+    return [model.read(t, model.find_events(t, space)) for t in texts]
+
+
+@pytest.fixture(scope="session")
+def means(model, readings):
+    from decisionheads import reference_means
+
+    with pytest.warns(UserWarning, match="are advised"):
+        return reference_means(model, readings[:6], minimum=3)

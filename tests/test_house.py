@@ -1,0 +1,86 @@
+"""The house itself: floors, start-up, and what may be imported where."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HOUSE = Path(__file__).parent.parent / "decisionheads"
+FLOORS = [
+    ["errors"],
+    ["heads", "labels"],
+    ["transcripts", "calibration"],
+    ["events", "margin"],
+    ["interventions"],
+    ["_hooked"],
+    ["_self_test"],
+    ["model"],
+    ["branches"],
+    ["ablation"],
+    ["attribution"],
+    ["tiny"],
+    ["demo"],
+    ["cli"],
+]
+FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """`(module of this package, at module level?)` for every import that runs."""
+    tree = ast.parse(path.read_text())
+    typing_only = {id(n) for node in ast.walk(tree) if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING" for n in ast.walk(node)}
+    top = {id(node) for node in tree.body}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level and id(node) not in typing_only:
+            for name in [node.module.split(".")[0]] if node.module else [a.name for a in node.names]:
+                found.append((name, id(node) in top))
+    return found
+
+
+def modules():
+    return sorted(p for p in HOUSE.glob("*.py") if p.name != "__init__.py")
+
+
+def test_every_module_has_a_floor():
+    assert {p.stem for p in modules()} <= set(FLOOR)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: p.stem)
+def test_a_module_imports_only_from_floors_below(path):
+    for name, at_top in imports(path):
+        verb = path.stem == "model" and not at_top  # its methods are one line over verbs above it
+        assert verb or FLOOR[name] < FLOOR[path.stem], f"{path.stem} imports {name}"
+
+
+def test_only_the_model_imports_transformer_lens():
+    for path in HOUSE.rglob("*.py"):
+        named = "import transformer_lens" in path.read_text() or "from transformer_lens" in path.read_text()
+        assert not named or path.name == "model.py", path
+
+
+@pytest.mark.parametrize("code", ["import decisionheads", "from decisionheads.cli import main; main(['--help'])"])
+def test_start_up_loads_nothing_heavy(code):
+    heavy = "torch transformers transformer_lens plotly pandas datasets".split()
+    done = subprocess.run([sys.executable, "-c", f"{code}\nimport sys\nprint([m for m in {heavy} if m in sys.modules])"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+
+
+def test_every_public_name_is_there():
+    import decisionheads
+
+    assert len(decisionheads.__all__) <= 26
+    for name in decisionheads.__all__:
+        value = getattr(decisionheads, name)
+        assert value.__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        decisionheads.nothing  # noqa: B018
+
+
+def test_modules_stay_readable():
+    for path in HOUSE.rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 350, path
