@@ -18,7 +18,7 @@ from decisionheads import LabelSpace
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.bpe import bpe  # noqa: E402
 
-WORDS = "acute chronic open closed left right upper lower initial subsequent sequela displaced fracture burn of hand foot arm leg head neck".split()
+WORDS = ["acute", "chronic", "open", "closed", "left", "right", "upper", "lower", "initial", "subsequent", "sequela", "displaced", "fracture", "burn", "of", "hand", "foot", "arm", "leg", "head", "neck"]
 
 
 def main() -> None:

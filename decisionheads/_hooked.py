@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-# largest error of exact arithmetic, relative to the standard deviation of the logits
-LIMIT = {torch.float32: 1e-4, torch.float64: 1e-6, torch.float16: 0.05, torch.bfloat16: 0.3}
+from ._unembed import LIMIT, Unembedding, same_weight
+
 ZHook = Callable[[int, Tensor], Tensor]
 BlockedReads = Callable[[int], Tensor | None]
 
@@ -111,6 +111,7 @@ class Hooked:
         parameter = next(bridge.original_model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
         self.limit = LIMIT[self.dtype]
+        self.unembedding = Unembedding(bridge, self.limit)
 
     # -- output projection -------------------------------------------------------------------
 
@@ -118,7 +119,7 @@ class Hooked:
         """The Hugging Face module that maps z to the residual stream: in the plain copy, found by
         its shared weight, where there is one; else the bridge's own."""
         component = self.bridge.blocks[layer].attn.o
-        return component.original_component if self.plain is None else _same_weight(self.plain, component)
+        return component.original_component if self.plain is None else same_weight(self.plain, component)
 
     @torch.no_grad()
     def head_outputs(self, layer: int, z: Float[Tensor, "*row head d_head"]) -> Float[Tensor, "*row head d_model"]:
@@ -132,26 +133,6 @@ class Hooked:
         """b_O of a layer; zeros where there is none."""
         zero = torch.zeros(self.n_heads * self.d_head, dtype=self.dtype, device=self.device)
         return self.output_projection(layer)(zero)
-
-    # -- final norm --------------------------------------------------------------------------
-
-    @contextmanager
-    def final_norm(self) -> Iterator[FinalNorm]:
-        """See the final norm of the forwards run inside: its input, and a zero leaf at its output."""
-        if any(hasattr(block, "ln1_post") for block in self.bridge.blocks):
-            raise ValueError("direct logit attribution is not defined here: this architecture normalises attention output before adding it")
-        final = FinalNorm(self.bridge.ln_final.original_component)
-
-        def see(module, args, out):
-            final.input, final.output = args[0].detach(), out.detach()
-            final.leaf = torch.zeros_like(out, requires_grad=True)
-            return out + final.leaf
-
-        handle = self.bridge.ln_final.register_forward_hook(see)
-        try:
-            yield final
-        finally:
-            handle.remove()
 
     # -- prefill ---------------------------------------------------------------------------
 
@@ -172,9 +153,9 @@ class Hooked:
             keep = torch.tensor(here or [part.shape[1] - 1], device=self.device)
             if self.plain is not None:
                 argument = _cache_argument(self.plain)
-                with self._final_hidden(_same_weight(self.plain, self.bridge.ln_final)) as hidden:
+                with self.unembedding.hidden(same_weight(self.plain, self.bridge.ln_final)) as hidden:
                     out = self.plain(input_ids=part, use_cache=True, logits_to_keep=keep, **{argument: cache}).logits[0]
-                out = self._float_logits(out, hidden, keep)
+                out = self.unembedding.logits(out, hidden, keep)
             else:
                 mask = self._causal_mask(start, part.shape[1])
                 out = self._run(part, torch.arange(start, start + part.shape[1], device=self.device)[None],
@@ -234,48 +215,13 @@ class Hooked:
 
     def _run(self, tokens, positions, cache, mask, z_hook, outer_mask) -> Float[Tensor, "row vocabulary"]:
         fired = [0] * self.n_layers
-        with self._hooks(mask, z_hook, fired), self._final_hidden(self.bridge.ln_final) as hidden:
+        with self._hooks(mask, z_hook, fired), self.unembedding.hidden(self.bridge.ln_final) as hidden:
             logits = self.bridge(tokens, past_key_values=cache, position_ids=positions,
                                  attention_mask=outer_mask() if outer_mask else mask(0))
         if z_hook is not None and any(count != 1 for count in fired):
             wrong = next(i for i, count in enumerate(fired) if count != 1)
             raise RuntimeError(f"hook blocks.{wrong}.attn.hook_z fired {fired[wrong]} times in one forward, not once")
-        return self._float_logits(logits[0], hidden)
-
-    @contextmanager
-    def _final_hidden(self, norm: torch.nn.Module) -> Iterator[list[Tensor]]:
-        """Collects the final norm's output in 16-bit models, whose own last projection rounds margins away."""
-        hidden: list[Tensor] = []
-        handle = None
-        if self.dtype in (torch.float16, torch.bfloat16):
-            handle = norm.register_forward_hook(lambda module, args, out: hidden.append(out[0]))
-        try:
-            yield hidden
-        finally:
-            if handle is not None:
-                handle.remove()
-
-    def _float_logits(self, logits: Tensor, hidden: list[Tensor], keep: Tensor | None = None) -> Float[Tensor, "row vocabulary"]:
-        """Float32 logits: the model's own, or in 16 bits projected again from the final hidden state.
-
-        Raises:
-            RuntimeError: if the projection does not give the model's logits (up to its rounding).
-        """
-        if not hidden:
-            return logits if logits.dtype == torch.float64 else logits.float()
-        rows = (hidden[0] if keep is None else hidden[0][keep]).float()
-        head = self.bridge.unembed.original_component
-        bias = getattr(head, "bias", None)
-        parts = [rows @ part.float().T for part in head.weight.split(16_384)]  # in pieces: a float32 copy of W_U may be gigabytes
-        out = torch.cat(parts, -1)
-        if bias is not None:
-            out = out + bias.float()
-        scale, cap = getattr(self.config, "logit_scale", None), getattr(self.config, "final_logit_softcapping", None)
-        out = out * scale if scale else out
-        out = torch.tanh(out / cap) * cap if cap else out
-        if float((out - logits.float()).abs().max() / logits.float().std()) > self.limit:
-            raise RuntimeError("the last projection of this architecture cannot be repeated in float32; load it with dtype float32")
-        return out
+        return self.unembedding.logits(logits[0], hidden)
 
     @contextmanager
     def _hooks(self, mask, z_hook, fired: list[int]) -> Iterator[None]:
@@ -307,49 +253,8 @@ class Hooked:
         return edit
 
 
-def _same_weight(model: torch.nn.Module, component) -> torch.nn.Module:
-    """The module of a weight-sharing copy that a bridge component wraps in its own model."""
-    weight = component.original_component.weight
-    return next(module for module in model.modules() if getattr(module, "weight", None) is weight)
-
-
-class FinalNorm:
-    """The final norm at packed rows, with its scale frozen where it stands.
-
-    Attributes:
-        input, output: `[1, row, d_model]`.
-        leaf: zeros at the output; the gradient there is the unembedding direction of a margin.
-    """
-
-    def __init__(self, module: torch.nn.Module):
-        self.module = module
-        self.input = self.output = self.leaf = torch.empty(0)
-
-    @torch.no_grad()
-    def direction(self, unembedding: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_model"]:
-        """The gradient at the residual stream before the norm, its scale held fixed.
-
-        Raises:
-            ValueError: for a norm that is neither LayerNorm nor RMSNorm.
-        """
-        x, y = self.input[0].float(), self.output[0].float()
-        eps = next((getattr(self.module, name) for name in ("variance_epsilon", "eps", "epsilon") if hasattr(self.module, name)), 1e-5)
-        weight = self.module.weight.float()
-        bias = getattr(self.module, "bias", None)
-        shift = bias.float() if bias is not None else 0.0
-        for centred in (False, True):
-            inner = x - x.mean(-1, keepdim=True) if centred else x
-            scale = (inner.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
-            for gain in (weight, 1 + weight):
-                if torch.allclose(inner * scale * gain + shift, y, rtol=1e-3, atol=1e-3 * float(y.std())):
-                    back = unembedding.float() * gain * scale
-                    return (back - back.mean(-1, keepdim=True) if centred else back).to(unembedding)
-        raise ValueError(f"direct logit attribution does not know the final norm {type(self.module).__name__}")
-
-
 def _cache_argument(model) -> str:
     """The name under which this transformers version takes its cache."""
     import inspect
 
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-

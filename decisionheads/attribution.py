@@ -73,7 +73,7 @@ def _at_clean(model: DecisionModel, reading: Reading, measured: list[Margin], zb
     direct = torch.empty(zbar.shape[:3], device=hooked.device)
     for pack in plan_packs(hooked, branches, memory // 4):
         leaves, values = [], []
-        with hooked.final_norm() as final:
+        with hooked.unembedding.frozen() as final:
             logits = run_pack(hooked, reading.prefix, [branches[i] for i in pack], _leaf(leaves, values))
         total = sum(measured[i](logits[row]) for row, i in enumerate(pack))
         *grads, unembedding = torch.autograd.grad(total, [*leaves, final.leaf])

@@ -16,6 +16,7 @@ FLOORS = [
     ["transcripts", "calibration"],
     ["events", "margin"],
     ["interventions"],
+    ["_unembed"],
     ["_hooked"],
     ["_self_test"],
     ["model"],
@@ -65,7 +66,7 @@ def test_only_the_model_imports_transformer_lens():
 
 @pytest.mark.parametrize("code", ["import decisionheads", "from decisionheads.cli import main; main(['--help'])"])
 def test_start_up_loads_nothing_heavy(code):
-    heavy = "torch transformers transformer_lens plotly pandas datasets".split()
+    heavy = ["torch", "transformers", "transformer_lens", "plotly", "pandas", "datasets"]
     done = subprocess.run([sys.executable, "-c", f"{code}\nimport sys\nprint([m for m in {heavy} if m in sys.modules])"], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
 

@@ -122,7 +122,7 @@ def test_a_large_space_is_never_scanned(monkeypatch):
     """Walking 20,000 titles reads a few columns' runs; the regions of a node are counted once."""
     from .bpe import bpe
 
-    words = "acute chronic open closed left right upper lower initial subsequent sequela displaced fracture burn of hand foot arm".split()
+    words = ["acute", "chronic", "open", "closed", "left", "right", "upper", "lower", "initial", "subsequent", "sequela", "displaced", "fracture", "burn", "of", "hand", "foot", "arm"]
     rng = np.random.default_rng(0)
     labels = [f"{' '.join(rng.choice(words, 5))} {i}" for i in range(20_000)]
     space = LabelSpace(labels, lambda label: label.split()[0])

@@ -33,19 +33,18 @@ import random
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-CONCEPTS = ("fever cough rash ulcer tremor edema angina gout "
-            "asthma anemia colic migraine sepsis stroke hernia vertigo").split()
-QUALIFIERS = "mild acute chronic severe late focal".split()
-REGIONS = "Vora Nexa Quil Brim Tavo Zeph Lumo Karn Pyra Odex Sile Gant".split()
-LEAVES = "-mi -ta -so -re -ko -lu -ze -pa".split()
-WHEN = "since at after during".split()
-WHAT = "monday home lunch sleep work night travel sport".split()
+CONCEPTS = ["fever", "cough", "rash", "ulcer", "tremor", "edema", "angina", "gout", "asthma", "anemia", "colic", "migraine", "sepsis", "stroke", "hernia", "vertigo"]
+QUALIFIERS = ["mild", "acute", "chronic", "severe", "late", "focal"]
+REGIONS = ["Vora", "Nexa", "Quil", "Brim", "Tavo", "Zeph", "Lumo", "Karn", "Pyra", "Odex", "Sile", "Gant"]
+LEAVES = ["-mi", "-ta", "-so", "-re", "-ko", "-lu", "-ze", "-pa"]
+WHEN = ["since", "at", "after", "during"]
+WHAT = ["monday", "home", "lunch", "sleep", "work", "night", "travel", "sport"]
 FILLER = (("slept", "well"), ("seen", "today"), ("eats", "well"), ("walks", "alone"))
 
 BOS, END, PAD, UNKNOWN = "<bos>", "<end>", "<pad>", "<unk>"
 TOKENS = (
     [PAD, UNKNOWN, BOS, END, "\n", ",", ":", "-"]
-    + "list note think answer step code cue".split()
+    + ["list", "note", "think", "answer", "step", "code", "cue"]
     + [" " + word for word in (
         ["1", "2", "3", "4", "5", "6", "had", "denies", "maybe", "but", "no", "clear"]
         + CONCEPTS + QUALIFIERS + REGIONS + WHEN + WHAT

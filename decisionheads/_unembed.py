@@ -1,0 +1,121 @@
+"""The last mile: final norm and unembedding, in float32 whatever the model's number format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+# largest error of exact arithmetic, relative to the standard deviation of the logits; norms and
+# softmax of many models compute in float32 even where the weights are float64
+LIMIT = {torch.float32: 1e-4, torch.float64: 1e-6, torch.float16: 0.05, torch.bfloat16: 0.3}
+
+
+def same_weight(model: torch.nn.Module, component) -> torch.nn.Module:
+    """The module of a weight-sharing copy that a bridge component wraps in its own model."""
+    weight = component.original_component.weight
+    return next(module for module in model.modules() if getattr(module, "weight", None) is weight)
+
+
+class Unembedding:
+    """The final norm and the unembedding of a bridge.
+
+    Args:
+        bridge: the `TransformerBridge`.
+        limit: largest error against the model's own logits, relative to their standard deviation.
+    """
+
+    def __init__(self, bridge, limit: float):
+        self.bridge, self.limit = bridge, limit
+        self.config = bridge.original_model.config
+        self.sixteen_bit = next(bridge.original_model.parameters()).dtype in (torch.float16, torch.bfloat16)
+
+    @contextmanager
+    def hidden(self, norm: torch.nn.Module) -> Iterator[list[Tensor]]:
+        """Collects the final norm's output in 16-bit models, whose own last projection rounds margins away."""
+        seen: list[Tensor] = []
+        handle = None
+        if self.sixteen_bit:
+            handle = norm.register_forward_hook(lambda module, args, out: seen.append(out[0]))
+        try:
+            yield seen
+        finally:
+            if handle is not None:
+                handle.remove()
+
+    def logits(self, logits: Tensor, hidden: list[Tensor], keep: Tensor | None = None) -> Float[Tensor, "row vocabulary"]:
+        """Float32 logits: the model's own, or in 16 bits projected again from the final hidden state.
+
+        Raises:
+            RuntimeError: if the projection does not give the model's logits (up to its rounding).
+        """
+        if not hidden:
+            return logits if logits.dtype == torch.float64 else logits.float()
+        rows = (hidden[0] if keep is None else hidden[0][keep]).float()
+        head = self.bridge.unembed.original_component
+        bias = getattr(head, "bias", None)
+        parts = [rows @ part.float().T for part in head.weight.split(16_384)]  # in pieces: a float32 copy of W_U may be gigabytes
+        out = torch.cat(parts, -1)
+        if bias is not None:
+            out = out + bias.float()
+        scale, cap = getattr(self.config, "logit_scale", None), getattr(self.config, "final_logit_softcapping", None)
+        out = out * scale if scale else out
+        out = torch.tanh(out / cap) * cap if cap else out
+        if float((out - logits.float()).abs().max() / logits.float().std()) > self.limit:
+            raise RuntimeError("the last projection of this architecture cannot be repeated in float32; load it with dtype float32")
+        return out
+
+    @contextmanager
+    def frozen(self) -> Iterator[FrozenNorm]:
+        """See the final norm of the forwards run inside: its input, and a zero leaf at its output."""
+        if any(hasattr(block, "ln1_post") for block in self.bridge.blocks):
+            raise ValueError("direct logit attribution is not defined here: this architecture normalises attention output before adding it")
+        final = FrozenNorm(self.bridge.ln_final.original_component)
+
+        def see(module, args, out):
+            final.input, final.output = args[0].detach(), out.detach()
+            final.leaf = torch.zeros_like(out, requires_grad=True)
+            return out + final.leaf
+
+        handle = self.bridge.ln_final.register_forward_hook(see)
+        try:
+            yield final
+        finally:
+            handle.remove()
+
+
+class FrozenNorm:
+    """The final norm at packed rows, with its scale frozen where it stands.
+
+    Attributes:
+        input, output: `[1, row, d_model]`.
+        leaf: zeros at the output; the gradient there is the unembedding direction of a margin.
+    """
+
+    def __init__(self, module: torch.nn.Module):
+        self.module = module
+        self.input = self.output = self.leaf = torch.empty(0)
+
+    @torch.no_grad()
+    def direction(self, unembedding: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_model"]:
+        """The gradient at the residual stream before the norm, its scale held fixed.
+
+        Raises:
+            ValueError: for a norm that is neither LayerNorm nor RMSNorm.
+        """
+        x, y = self.input[0].float(), self.output[0].float()
+        eps = next((getattr(self.module, name) for name in ("variance_epsilon", "eps", "epsilon") if hasattr(self.module, name)), 1e-5)
+        weight = self.module.weight.float()
+        bias = getattr(self.module, "bias", None)
+        shift = bias.float() if bias is not None else 0.0
+        for centred in (False, True):
+            inner = x - x.mean(-1, keepdim=True) if centred else x
+            scale = (inner.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
+            for gain in (weight, 1 + weight):
+                if torch.allclose(inner * scale * gain + shift, y, rtol=1e-3, atol=1e-3 * float(y.std())):
+                    back = unembedding.float() * gain * scale
+                    return (back - back.mean(-1, keepdim=True) if centred else back).to(unembedding)
+        raise ValueError(f"direct logit attribution does not know the final norm {type(self.module).__name__}")
