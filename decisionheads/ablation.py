@@ -10,7 +10,7 @@ the same thing at every such event is not counted for it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from ._hooked import Prefix
 from .branches import MEMORY, Branch, branch_logits, clean_z
 from .errors import ExactnessError, InputError
 from .events import DecisionEvent, Kind
@@ -173,27 +174,64 @@ def mean_ablate(model: DecisionModel, reading: Reading, means: ReferenceMeans, *
         ExactnessError: if the clean rows differ from the plain model's logits.
         InputError: if the transcript is one of the reference split.
     """
-    hooked = model.hooked
-    everything = HeadSet.all(hooked.n_layers, hooked.n_heads)
-    measured = tuple(event_margin(reading, event, rule) for event in reading.events)
-    branches: list[Branch] = []
-    singles = [HeadSet([head]) for head in everything]
-    for event in reading.events:
-        zbar = means.of(event)
-        branches += [Branch(event.position), Branch(event.position, (), (Keep(HeadSet(), zbar),))]
-        branches += [Branch(event.position, (), (MeanAblate(head, zbar),)) for head in singles]
-    margins = np.empty(len(branches), np.float32)
-    each = len(everything) + 2
-    for i, logits in branch_logits(hooked, reading.prefix, branches, memory):
-        number, role = divmod(i, each)
-        margins[i] = float(measured[number](logits[0]))
-        if role == 0:
-            _check_clean(reading, reading.events[number], logits[0], hooked.limit)
-    margins = margins.reshape(-1, each)
-    effects = margins[:, :1] - margins[:, 2:]
-    scores = HeadScores(effects.reshape(-1, hooked.n_layers, hooked.n_heads), "mean-ablation effect",
+    probes = [Probe(event.position, means.of(event), (event_margin(reading, event, rule),)) for event in reading.events]
+    measured = measure(model, reading.prefix, probes, memory)
+    for event, row in zip(reading.events, measured.clean, strict=True):
+        _check_clean(reading, event, row, model.hooked.limit)
+    scores = HeadScores(measured.effects[:, 0], "mean-ablation effect",
                         events=tuple(e.name for e in reading.events), meta={"model": model.name, "rule": rule})
-    return Ablation(scores, margins[:, 0], margins[:, 1], measured, reading.events)
+    return Ablation(scores, measured.margins[:, 0], measured.floors[:, 0], tuple(p.margins[0] for p in probes), reading.events)
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A token whose margins are measured with every head ablated in turn.
+
+    Attributes:
+        position: where the logits are.
+        zbar: the means to ablate with, `[layer, head, d_head]`.
+        margins: one or more margins, all read off the same rows.
+    """
+
+    position: int
+    zbar: Float[Array, "layer head d_head"]
+    margins: tuple[Margin, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Exact effects at probes.
+
+    Attributes:
+        margins, floors: clean, and with every head ablated, `[probe, margin]`.
+        effects: `[probe, margin, layer, head]`, clean minus ablated.
+        clean: the clean logits of each probe.
+    """
+
+    margins: Float[Array, "probe margin"]
+    floors: Float[Array, "probe margin"]
+    effects: Float[Array, "probe margin layer head"]
+    clean: list[Float[torch.Tensor, " vocabulary"]]
+
+
+def measure(model: DecisionModel, prefix: Prefix, probes: Sequence[Probe], memory: int = MEMORY) -> Measured:
+    """Ablate every head at every probe of a text: `probes x (layers x heads + 2)` packed rows."""
+    hooked = model.hooked
+    singles = [HeadSet([head]) for head in HeadSet.all(hooked.n_layers, hooked.n_heads)]
+    branches: list[Branch] = []
+    for probe in probes:
+        branches += [Branch(probe.position), Branch(probe.position, (), (Keep(HeadSet(), probe.zbar),))]
+        branches += [Branch(probe.position, (), (MeanAblate(head, probe.zbar),)) for head in singles]
+    each, kinds = len(singles) + 2, max((len(p.margins) for p in probes), default=1)
+    found = np.zeros((len(probes), each, kinds), np.float32)
+    clean: list[torch.Tensor] = [torch.empty(0)] * len(probes)
+    for i, logits in branch_logits(hooked, prefix, branches, memory):
+        number, role = divmod(i, each)
+        found[number, role, : len(probes[number].margins)] = [float(margin(logits[0])) for margin in probes[number].margins]
+        if role == 0:
+            clean[number] = logits[0].clone()
+    effects = (found[:, :1] - found[:, 2:]).transpose(0, 2, 1)
+    return Measured(found[:, 0], found[:, 1], effects.reshape(len(probes), kinds, hooked.n_layers, hooked.n_heads), clean)
 
 
 def _check_clean(reading: Reading, event: DecisionEvent, row: torch.Tensor, limit: float) -> None:

@@ -79,8 +79,13 @@ def _start_gpt2(model: nn.Module) -> None:
     positions = torch.arange(LENGTH).float()
     theta = 1e3 ** (-torch.arange(pairs) / pairs)
     waves = torch.cat([torch.cos(positions[:, None] * theta), torch.sin(positions[:, None] * theta)], 1)
-    model.transformer.wpe.weight[:, : 2 * pairs] = 0.1 * waves
-    model.transformer.wte.weight.normal_(0, 0.05)[:, : 2 * pairs] = 0  # room for the waves
+    place, words = model.transformer.wpe.weight, model.transformer.wte.weight
+    place[:, : 2 * pairs] = 0.1 * waves
+    words.normal_()[:, : 2 * pairs] = 0  # room for the waves
+    # LayerNorm must treat all tokens alike, or it drowns the waves: equal means and lengths
+    place[:, 2 * pairs:] = -0.1 * waves.sum(1, keepdim=True) / (width - 2 * pairs)
+    words[:, 2 * pairs:] -= words[:, 2 * pairs:].mean(1, keepdim=True)
+    words.mul_(0.05 * math.sqrt(width) / words.norm(dim=1, keepdim=True))
     for index, block in enumerate(model.transformer.h):
         w = block.attn.c_attn.weight
         q, k, v = (w[:, i * width:(i + 1) * width].view(width, HEADS, d).permute(1, 2, 0) for i in range(3))
@@ -97,6 +102,6 @@ def _start_gpt2(model: nn.Module) -> None:
                 q[h].mul_(0.1), k[h].mul_(0.1)
                 for i in range(pairs):  # rotate the position waves by h + 1 steps
                     c, s = math.cos((h + 1) * theta[i]), math.sin((h + 1) * theta[i])
-                    k[h, i, i] = k[h, i + pairs, i + pairs] = 4.0
-                    q[h, i, i], q[h, i, i + pairs] = 4.0 * c, 4.0 * s
-                    q[h, i + pairs, i], q[h, i + pairs, i + pairs] = -4.0 * s, 4.0 * c
+                    k[h, i, i] = k[h, i + pairs, i + pairs] = 5.0
+                    q[h, i, i], q[h, i, i + pairs] = 5.0 * c, 5.0 * s
+                    q[h, i + pairs, i], q[h, i + pairs, i + pairs] = -5.0 * s, 5.0 * c

@@ -1,0 +1,118 @@
+"""Surveys: transcripts read once, their null tokens matched to their events, and the reference means of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from .ablation import MINIMUM, Probe, ReferenceMeans, measure
+from .branches import clean_z
+from .calibration import CALIPER, MatchedSets, match, slopes
+from .errors import InputError
+from .events import KINDS, Dropped, Kind, find_events
+from .labels import LabelSpace
+from .margin import Margin
+from .model import DecisionModel, Reading
+from .null_tokens import Sureness, null_positions, sureness
+from .transcripts import Transcript, encode
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a discovery was asked for; all of it is part of the result."""
+
+    kinds: tuple[Kind, ...] = KINDS
+    alpha: float = 0.05
+    delta: float = 0.05
+    seed: int = 0
+    draws: int = 9_999
+    caliper: float = CALIPER
+    minimum: int = MINIMUM
+    greedy: bool = True
+    random_sets: int = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """A transcript read once: its events, its null tokens, and how sure the model was at both."""
+
+    reading: Reading
+    events: Sureness
+    nulls: Sureness
+    dropped: tuple[Dropped, ...]
+
+
+def survey(model: DecisionModel, transcript: Transcript, labels: LabelSpace, closers: Sequence[int], template: frozenset[int], asked: Options) -> Survey:
+    """Read a transcript at its events and null tokens; drop, on greedy output, choices that lost."""
+    encoded = encode(transcript, model.tokenizer)
+    found = find_events(transcript, labels, model.tokenizer, encoded=encoded, closers=closers)
+    events = tuple(e for e in found if e.primary and e.kind in asked.kinds)
+    space = labels if transcript.candidates is None else labels.subset(transcript.candidates)
+    nulls = null_positions(transcript, encoded, space, template)
+    positions = sorted({e.position for e in events} | set(nulls))
+    if not events:
+        reasons = ", ".join(f"{n} {reason}" for reason, n in found.dropped_by_reason().items()) or "no label of the label file is in its answer"
+        raise InputError(f"transcript {transcript.id} has no decision event ({reasons})")
+    ids = torch.tensor(encoded.ids[: positions[-1] + 1], dtype=torch.long, device=model.hooked.device)
+    prefix = model.hooked.prefill(ids, tuple(positions))
+    index = {p: i for i, p in enumerate(positions)}
+    dropped = list(found.dropped)
+    if asked.greedy:
+        wins = lambda e: int(prefix.logits[index[e.position], list(e.alternatives)].argmax()) == e.alternatives.index(e.chosen)  # noqa: E731
+        dropped += [Dropped(e.transcript, e.label, e.start, "not the best among live tokens") for e in events if not wins(e)]
+        events = tuple(e for e in events if wins(e))
+    at = lambda where: sureness(transcript, encoded, where, prefix.logits[[index[p] for p in where]])  # noqa: E731
+    own = tuple(dict.fromkeys(e.position for e in events))
+    kept = replace(prefix, logits=prefix.logits[[index[p] for p in own]], positions=own)
+    everywhere = at(nulls)
+    sure = [p for p, m in zip(nulls, everywhere.margin, strict=True) if m > 0]
+    return Survey(Reading(transcript, encoded, events, kept), at([e.position for e in events]), at(sure), tuple(dropped))
+
+
+def match_kind(surveys: Sequence[Survey], kind: Kind, caliper: float) -> MatchedSets:
+    """Match the events of a kind to null tokens of their own transcripts."""
+    events, event_class, nulls, null_class = [], [], [], []
+    for i, s in enumerate(surveys):
+        for e, row, c, m in zip(s.reading.events, s.events.covariates, s.events.classes, s.events.margin, strict=True):
+            if e.kind == kind:
+                events.append(row)
+                event_class.append((i, c) if m > 0 else (i, "lost"))  # nothing to match a negative margin with
+        nulls.append(s.nulls.covariates)
+        null_class += [(i, c) for c in s.nulls.classes]
+    return match(np.array(events).reshape(-1, 3), np.concatenate(nulls), event_class, null_class, caliper=caliper)
+
+
+def reference(model: DecisionModel, surveys: Sequence[Survey], asked: Options, memory: int):
+    """Means of events by kind, means of matched nulls by kind, slopes of effects on margins by kind."""
+    means, counts, null_means, slope = {}, {}, {}, {}
+    ids = frozenset(s.reading.transcript.id for s in surveys)
+    flat = [(i, j) for i, s in enumerate(surveys) for j in range(len(s.nulls.positions))]
+    for kind in asked.kinds:
+        rows = [(s, e) for s in surveys for e in s.reading.events if e.kind == kind]
+        if not rows:
+            continue
+        if len(rows) < asked.minimum:
+            raise InputError(f"only {len(rows)} {kind} events in the reference split of {len(surveys)} usable transcripts and {asked.minimum} are needed; "
+                             f"give about {len(surveys) * asked.minimum // max(1, len(rows)) * 5} transcripts, or leave the kind out")
+        z = [clean_z(model.hooked, s.reading.prefix, [e.position], memory)[0].cpu().double() for s, e in rows]
+        means[kind], counts[kind] = torch.stack(z).mean(0).float().numpy(), len(rows)
+        used = [flat[j] for nulls in match_kind(surveys, kind, max(asked.caliper, CALIPER)).nulls for j in nulls]
+        if len(used) < 2:
+            used = flat  # nothing matches: the mean over all reference nulls
+        zn = [clean_z(model.hooked, surveys[i].reading.prefix, [int(surveys[i].nulls.positions[j])], memory)[0].cpu().double() for i, j in used]
+        null_means[kind] = torch.stack(zn).mean(0).float().numpy()
+        effects, margins = [], []
+        for i in sorted({i for i, _ in used}):
+            s, own = surveys[i], [j for k, j in used if k == i]
+            effects.append(measure(model, s.reading.prefix, [null_probe(s, j, null_means[kind]) for j in own], memory).effects[:, 0])
+            margins.append(s.nulls.margin[own])
+        slope[kind] = slopes(np.concatenate(effects).reshape(len(used), -1).astype(float), np.concatenate(margins))
+    return ReferenceMeans(means, counts, ids), null_means, slope
+
+
+def null_probe(s: Survey, j: int, zbar: np.ndarray) -> Probe:
+    position = int(s.nulls.positions[j])
+    return Probe(position, zbar, (Margin(int(s.reading.encoded.ids[position + 1]), (int(s.nulls.rival[j]),)),))
