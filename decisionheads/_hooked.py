@@ -8,6 +8,7 @@ how a key-value cache reaches its attention. Nothing here decides *what* to chan
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -215,7 +216,9 @@ class Hooked:
 
     def _run(self, tokens, positions, cache, mask, z_hook, outer_mask) -> Float[Tensor, "row vocabulary"]:
         fired = [0] * self.n_layers
-        with self._hooks(mask, z_hook, fired), self.unembedding.hidden(self.bridge.ln_final) as hidden:
+        with warnings.catch_warnings(), self._hooks(mask, z_hook, fired), self.unembedding.hidden(self.bridge.ln_final) as hidden:
+            # the bridge still hands its cache over under the old name
+            warnings.filterwarnings("ignore", message=".*`past_key_values` is deprecated", category=FutureWarning)
             logits = self.bridge(tokens, past_key_values=cache, position_ids=positions,
                                  attention_mask=outer_mask() if outer_mask else mask(0))
         if z_hook is not None and any(count != 1 for count in fired):

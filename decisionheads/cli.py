@@ -5,6 +5,7 @@ Exit codes: 0 done; 2 bad input, one sentence on stderr; 1 our own fault, with a
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -18,17 +19,67 @@ app = typer.Typer(name="decisionheads", help="Which attention heads decide what 
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
+Memory = Annotated[int, typer.Option(help="megabytes for one pack of rows", min=1)]
+
+
 @app.command()
 def demo(
+    out: Annotated[Path, typer.Option(help="run folder")] = Path("decisionheads-demo"),
     model: Annotated[str, typer.Option(help="embedded model: llama or gpt2")] = "llama",
-    texts: Annotated[int, typer.Option(help="how many texts the model writes", min=4)] = 40,
-    seed: Annotated[int, typer.Option(help="seed of the texts")] = 0,
-    out: Annotated[Path | None, typer.Option(help="new folder for events.csv and effects.safetensors")] = None,
+    seed: Annotated[int, typer.Option(help="seed of texts, splits and permutations", min=0)] = 0,
+    texts: Annotated[int, typer.Option(help="how many texts the model writes", min=12)] = 120,
+    memory: Memory = 512,
 ) -> None:
     """Find the heads that decide in an embedded model, from what it writes itself."""
-    from .demo import run_demo
+    from .workflow import run_demo, show
 
-    run_demo(model, texts, seed, out)
+    run_demo(model, out, seed, memory * 2**20, texts)
+    typer.echo(show(out))
+    typer.echo(f"report: {out / 'report.html'}")
+
+
+@app.command()
+def discover(
+    model: Annotated[str, typer.Option(help="model folder, .gguf file or hub name")],
+    transcripts: Annotated[Path, typer.Option(help="JSONL: id, prompt or messages, reasoning, answer")],
+    labels: Annotated[Path, typer.Option(help="CSV or JSONL: label, description, region")],
+    out: Annotated[Path, typer.Option(help="run folder, new or to be continued")],
+    kinds: Annotated[str, typer.Option(help="kinds of events, with commas")] = "region,label,departure",
+    alpha: Annotated[float, typer.Option(help="level of the false discovery rate", min=0.0, max=1.0)] = 0.05,
+    seed: Annotated[int, typer.Option(help="seed of splits, donors and permutations", min=0)] = 0,
+    draws: Annotated[int, typer.Option(help="permutations", min=99)] = 9_999,
+    caliper: Annotated[float, typer.Option(help="how near null tokens must be, in standard deviations", min=0.01)] = 0.25,
+    minimum: Annotated[int, typer.Option(help="fewest reference events of a kind", min=2)] = 30,
+    given: Annotated[bool, typer.Option(help="answers are not the model's own greedy output: keep choices that lost")] = False,
+    dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16")] = "float32",
+    device: Annotated[str | None, typer.Option(help="torch device")] = None,
+    memory: Memory = 512,
+    with_text: Annotated[bool, typer.Option("--with-text", help="let one example with its text into the report")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print summary.json instead of tables")] = False,
+) -> None:
+    """Find the heads that decide in what a model wrote."""
+    from .survey import Options
+    from .workflow import discover_files, kinds_of, show
+
+    options = Options(kinds_of(kinds), alpha, seed=seed, draws=draws, caliper=caliper, minimum=minimum, greedy=not given)
+    state = discover_files(model, transcripts, labels, out, options, dtype=dtype, device=device, memory=memory * 2**20, with_text=with_text)
+    typer.echo(json.dumps(state["summary"]) if as_json else show(out))
+
+
+@app.command(name="show")
+def show_run(folder: Annotated[Path, typer.Argument(help="run folder")], most: Annotated[int, typer.Option(help="heads of each kind", min=1)] = 5) -> None:
+    """Print what a finished run found."""
+    from .workflow import show
+
+    typer.echo(show(folder, most))
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="run folder")]) -> None:
+    """Write the report of a finished run again."""
+    from .workflow import rebuild_report
+
+    typer.echo(str(rebuild_report(folder)))
 
 
 @app.command()

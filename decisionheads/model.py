@@ -101,18 +101,14 @@ class DecisionModel:
             tokenizer: another tokenizer than the one that lies beside the model.
             test: see the class.
         """
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM
 
         if dtype not in DTYPES:
             raise InputError(f"unknown dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         where, extra = _locate(name_or_path)
         with _quiet():
-            if tokenizer is None:
-                try:
-                    tokenizer = AutoTokenizer.from_pretrained(where, **extra)
-                except Exception as error:
-                    raise InputError(f"{name_or_path}: no tokenizer could be loaded ({_first_line(error)}); put the tokenizer's files beside the model") from None
+            tokenizer = tokenizer if tokenizer is not None else cls.load_tokenizer(name_or_path)
             try:
                 model = AutoModelForCausalLM.from_pretrained(where, dtype=DTYPES[dtype], **extra)
             except Exception as error:
@@ -121,6 +117,18 @@ class DecisionModel:
             plain = _sharing_copy(model)
             bridge = _bridge(model)
         return cls(bridge, tokenizer, plain=plain, test=test)
+
+    @staticmethod
+    def load_tokenizer(name_or_path: str | Path):
+        """The tokenizer that lies beside a model, without the model."""
+        from transformers import AutoTokenizer
+
+        where, extra = _locate(name_or_path)
+        with _quiet():
+            try:
+                return AutoTokenizer.from_pretrained(where, **extra)
+            except Exception as error:
+                raise InputError(f"{name_or_path}: no tokenizer could be loaded ({_first_line(error)}); put the tokenizer's files beside the model") from None
 
     def __repr__(self) -> str:
         h = self.hooked

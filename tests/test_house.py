@@ -22,9 +22,14 @@ FLOORS = [
     ["model"],
     ["branches"],
     ["ablation"],
-    ["attribution"],
+    ["attribution", "knock_in", "null_tokens"],
+    ["survey"],
+    ["discovery"],
     ["tiny"],
-    ["demo"],
+    ["run_folder"],
+    ["plots"],
+    ["report"],
+    ["workflow"],
     ["cli"],
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}

@@ -15,6 +15,8 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tqdm import tqdm
+
 from ..errors import InputError
 from ..labels import LabelSpace
 from ..transcripts import Span, Transcript
@@ -66,13 +68,13 @@ def draw(n: int, seed: int = 0) -> list[clinic.Clinic]:
     return [clinic.draw(rng) for _ in range(n)]
 
 
-def generate(model: DecisionModel, n: int = 40, seed: int = 0, longest: int = 110) -> list[Transcript]:
+def generate(model: DecisionModel, n: int = 40, seed: int = 0, longest: int = 110, progress: bool = False) -> list[Transcript]:
     """What a model itself writes, greedily, for `n` fresh prompts: reasoning, then answer.
 
     A text that does not come to an answer within `longest` tokens is left out, so fewer may return.
     """
     found = []
-    for i, drawn in enumerate(draw(n, seed)):
+    for i, drawn in enumerate(tqdm(draw(n, seed), desc="writing", unit="text", disable=not progress)):
         written = model.generate(clinic.join(drawn.prompt()), longest)
         reasoning, mark, answer = written.partition("answer\n")
         if mark and answer:

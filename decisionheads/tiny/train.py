@@ -169,15 +169,18 @@ def train(family: str, seed: int, student: bool = False, hold: int = 9000, decay
           batch: int = 16, peak: float = 2e-3, log=None) -> tuple[nn.Module, dict]:
     """Train one model: learning rate held until learned (or for `hold` steps), then decayed."""
     model, rng = build(family, seed), random.Random(f"train {seed}")
-    # Muon evens out the directions of a matrix; fused q, k, v (c_attn) would drown q and k in v
-    apart = ("embed", "wte", "wpe", "lm_head", "c_attn")
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and not any(key in name for key in apart)]
-    chosen = {id(p) for p in matrices}
-    slow = {id(p) for name, p in model.named_parameters() if "wte" in name or "wpe" in name}
+    # Muon evens out the directions of a matrix: fused q, k and v are split, or v would drown the others
+    fused = {name: [nn.Parameter(part.detach().clone()) for part in p.chunk(3, 1)] for name, p in model.named_parameters() if "c_attn.weight" in name}
+    named = [(name, p) for name, p in model.named_parameters() if name not in fused] + [(name, p) for name, parts in fused.items() for p in parts]
+    embeds = ("embed", "wte", "wpe", "lm_head")
+    matrices = [p for name, p in named if p.ndim == 2 and not any(key in name for key in embeds)]
+    slow = [p for name, p in named if "wte" in name or "wpe" in name]  # growing fast, they would drown the position waves
+    chosen = {id(p) for p in [*matrices, *slow]}
+    adam = dict(weight_decay=0.0, betas=(0.9, 0.95))
     optimizers = [torch.optim.Muon(matrices, lr=peak, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-                  torch.optim.AdamW([p for p in model.parameters() if id(p) not in chosen | slow], lr=peak, weight_decay=0.0, betas=(0.9, 0.95))]
-    if slow:  # embeddings that grow fast would drown the position waves
-        optimizers.append(torch.optim.AdamW([p for p in model.parameters() if id(p) in slow], lr=peak / 10, weight_decay=0.0, betas=(0.9, 0.95)))
+                  torch.optim.AdamW([p for _, p in named if id(p) not in chosen], lr=peak, **adam)]
+    if slow:
+        optimizers.append(torch.optim.AdamW(slow, lr=peak / 10, **adam))
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     running = defaultdict(lambda: 0.0)
     regions, decaying_from, started = 2, None, time.time()
@@ -197,11 +200,13 @@ def train(family: str, seed: int, student: bool = False, hold: int = 9000, decay
         weight = torch.tensor([[WEIGHT[role] for role in row[1:]] for row in roles])
         # a random start keeps learned positions from standing in for what is written there
         start = rng.randrange(LENGTH - ids.shape[1])
-        logits = model.train()(ids[:, :-1], position_ids=torch.arange(start, start + ids.shape[1] - 1)[None]).logits
+        weights = {name: torch.cat(parts, 1) for name, parts in fused.items()}
+        places = torch.arange(start, start + ids.shape[1] - 1)[None]
+        logits = torch.func.functional_call(model.train(), weights, (ids[:, :-1],), {"position_ids": places}).logits
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view_as(weight)
         loss = (loss * weight).sum() / weight.sum()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_([p for _, p in named], 1.0)
         rate = min(1.0, (step + 1) / 100) * (1.0 if decaying_from is None else 1 - (step - decaying_from) / decay)
         for optimizer, top in zip(optimizers, peaks, strict=True):
             optimizer.param_groups[0]["lr"] = top * rate
@@ -224,6 +229,9 @@ def train(family: str, seed: int, student: bool = False, hold: int = 9000, decay
             shown = " ".join(f"{role} {running[role]:.2f}" for role in (*GATED, "word"))
             print(f"{family} seed {seed} step {step} ({time.time() - started:.0f} s) regions {regions} "
                   f"loss {loss.item():.3f} {shown}", file=log, flush=True)
+    with torch.no_grad():
+        for name, parts in fused.items():
+            model.get_parameter(name).copy_(torch.cat(parts, 1))
     model.eval()
     return model, {"steps": step, "seconds": round(time.time() - started)}
 

@@ -1,0 +1,119 @@
+"""Figures: Plotly, returned and never shown. Titles say the finding, axes carry units.
+
+Signed effects use one diverging scale centred at zero (brown against, blue-green for) that colour-blind
+readers can tell apart; heads that were not selected are muted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+SCALE = [[0.0, "#8c510a"], [0.25, "#d8b365"], [0.5, "#f2f2f2"], [0.75, "#5ab4ac"], [1.0, "#01665e"]]
+FOR, AGAINST, MUTED, LINE = "#01665e", "#8c510a", "#b0b0b0", "#888888"
+
+
+def _layout(figure: Figure, title: str, x: str, y: str, height: int = 420) -> Figure:
+    figure.update_layout(
+        title={"text": title, "x": 0, "xanchor": "left", "font": {"size": 16}}, height=height, margin={"l": 70, "r": 30, "t": 70, "b": 60},
+        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"color": "#777777", "size": 13}, showlegend=False)
+    figure.update_xaxes(title=x, gridcolor="rgba(136,136,136,.2)", zerolinecolor=LINE)
+    figure.update_yaxes(title=y, gridcolor="rgba(136,136,136,.2)", zerolinecolor=LINE)
+    return figure
+
+
+def _names(table: pd.DataFrame) -> pd.Series:
+    return "L" + table["layer"].astype(str) + "H" + table["head"].astype(str)
+
+
+def _found(table: pd.DataFrame) -> str:
+    heads = list(_names(table[table.selected]))
+    if not heads:
+        return "no head is selected"
+    return f"{', '.join(heads[:4])}{f' and {len(heads) - 4} more' if len(heads) > 4 else ''} {'support' if len(heads) > 1 else 'supports'} the choice"
+
+
+def effect_map(table: pd.DataFrame) -> Figure:
+    """Layer by head: mean exact effect of every head of one kind (rows of `heads.csv`), logits.
+
+    Selected heads carry their number; the others are drawn paler. Hover shows interval and q-value.
+    """
+    import plotly.graph_objects as go
+
+    kind, layers, heads = table["kind"].iloc[0], table["layer"].max() + 1, table["head"].max() + 1
+    grid = table.set_index(["layer", "head"]).sort_index()
+    at = lambda column: grid[column].to_numpy().reshape(layers, heads)  # noqa: E731
+    effect, selected = at("effect"), at("selected").astype(bool)
+    limit = float(np.abs(effect).max()) or 1.0
+    hover = [[f"L{i}H{j}<br>effect {effect[i, j]:+.3f} logits<br>95% [{at('ci_low')[i, j]:+.3f}, {at('ci_high')[i, j]:+.3f}]"
+              f"<br>at null tokens {at('null_effect')[i, j]:+.3f}<br>q {at('q_value')[i, j]:.4f}{'<br>selected' if selected[i, j] else ''}"
+              for j in range(heads)] for i in range(layers)]
+    figure = go.Figure()
+    bar = {"title": {"text": "logits"}, "thickness": 12}
+    figure.add_heatmap(z=effect, colorscale=SCALE, zmin=-limit, zmax=limit, opacity=0.35, hoverinfo="skip", showscale=False, xgap=2, ygap=2)
+    figure.add_heatmap(z=np.where(selected, effect, np.nan), colorscale=SCALE, zmin=-limit, zmax=limit, hoverinfo="skip", colorbar=bar, xgap=2, ygap=2)
+    figure.add_heatmap(z=effect, colorscale=[[0, "rgba(0,0,0,0)"], [1, "rgba(0,0,0,0)"]], showscale=False, text=hover, hovertemplate="%{text}<extra></extra>")
+    if selected.sum() <= 40:
+        for i, j in np.argwhere(selected):
+            dark = abs(effect[i, j]) > 0.6 * limit
+            figure.add_annotation(x=int(j), y=int(i), text=f"{effect[i, j]:+.1f}", showarrow=False, font={"color": "white" if dark else "#222222", "size": 12})
+    figure.update_xaxes(dtick=1 if heads <= 16 else 4, showgrid=False, zeroline=False)
+    figure.update_yaxes(dtick=1 if layers <= 16 else 4, showgrid=False, zeroline=False)
+    return _layout(figure, f"{kind.capitalize()}: {_found(table)}", "head", "layer", 180 + 34 * min(layers, 24))
+
+
+def ranked_heads(table: pd.DataFrame, most: int = 12) -> Figure:
+    """The first heads of the ranking: exact effect with its 95% interval, beside the effect at null tokens."""
+    import plotly.graph_objects as go
+
+    top = table.head(most).iloc[::-1]
+    colour = [FOR if chosen else MUTED for chosen in top["selected"]]
+    figure = go.Figure()
+    figure.add_scatter(x=top["null_effect"], y=_names(top), mode="markers", marker={"symbol": "line-ns-open", "size": 14, "color": AGAINST},
+                       hovertemplate="%{y} at null tokens %{x:+.3f} logits<extra></extra>")
+    figure.add_scatter(x=top["effect"], y=_names(top), mode="markers", marker={"size": 10, "color": colour},
+                       error_x={"type": "data", "symmetric": False, "array": top["ci_high"] - top["effect"], "arrayminus": top["effect"] - top["ci_low"], "color": LINE},
+                       hovertemplate="%{y} %{x:+.3f} logits<extra></extra>")
+    n, kind = int(table["selected"].sum()), table["kind"].iloc[0]
+    return _layout(figure, f"{kind.capitalize()}: {n} of {len(table)} heads stand out from matched null tokens (bars)",
+                   "exact effect on the margin, logits (95% interval over transcripts)", "", 140 + 26 * len(top))
+
+
+def attribution_against_exact(table: pd.DataFrame) -> Figure:
+    """Integrated attribution and direct logit attribution of every head against its exact effect."""
+    import plotly.graph_objects as go
+    from scipy.stats import spearmanr
+
+    figure = go.Figure()
+    agreement = {}
+    for column, name, symbol, colour in (("attribution", "attribution", "circle", FOR), ("dla", "direct", "diamond-open", AGAINST)):
+        agreement[name] = spearmanr(table["effect"], table[column]).statistic
+        figure.add_scatter(x=table["effect"], y=table[column], mode="markers", name=name, text=_names(table), marker={"symbol": symbol, "size": 9, "color": colour},
+                           hovertemplate="%{text}<br>exact %{x:+.3f}<br>" + name + " %{y:+.3f}<extra></extra>")
+    low, high = float(table["effect"].min()), float(table["effect"].max())
+    figure.add_scatter(x=[low, high], y=[low, high], mode="lines", line={"color": LINE, "dash": "dot", "width": 1}, hoverinfo="skip", showlegend=False)
+    _layout(figure, f"{table['kind'].iloc[0].capitalize()}: attribution ranks heads with Spearman {agreement['attribution']:.2f} of the exact effect, the direct path {agreement['direct']:.2f}",
+            "exact effect, logits", "attribution, logits")
+    return figure.update_layout(showlegend=True, legend={"orientation": "h", "y": -0.25})
+
+
+def null_distribution(table: pd.DataFrame, null_max: np.ndarray) -> Figure:
+    """The largest statistic of all heads and kinds in every permutation, with this kind's selected heads marked."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    figure.add_histogram(x=null_max, nbinsx=60, marker={"color": MUTED}, hovertemplate="%{x:.2f}: %{y}<extra></extra>")
+    threshold = float(np.quantile(null_max, 0.95))
+    figure.add_vline(x=threshold, line={"color": LINE, "dash": "dot"}, annotation={"text": "5% of permutations reach this", "font": {"size": 11}})
+    counts, _ = np.histogram(null_max, bins=60)
+    chosen = table[table["selected"]]
+    for i, (name, value) in enumerate(zip(_names(chosen.head(12)), chosen["statistic"].head(12), strict=True)):
+        figure.add_annotation(x=float(value), y=0, ax=0, ay=-30 - 22 * (i % 5), text=name, showarrow=True, arrowcolor=FOR, font={"color": FOR})
+    beyond = int((chosen["statistic"] > threshold).sum())
+    return _layout(figure, f"{table['kind'].iloc[0].capitalize()}: {beyond} of {len(chosen)} selected heads also pass the family-wise threshold",
+                   "largest statistic among all heads and kinds, labels permuted", "permutations")

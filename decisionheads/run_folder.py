@@ -1,0 +1,175 @@
+"""A run folder: what a discovery keeps on disk, written part by part, each part whole or not at all.
+
+    run.json               versions, hashes of model and data, options, seed, splits, timings, warnings
+    events.parquet         the scored events
+    effects.safetensors    exact effects `[event, layer, head]`
+    heads.csv              every head of every kind, ranked, no blanks
+    opposing.csv           the same for heads that oppose the decision
+    sets.json              the selected heads of each kind, with a content hash
+    summary.json           per kind: counts, held-out figures, controls
+    report.html            the report
+    parts/                 the transcripts that are done
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import InputError
+from .heads import HeadScores, HeadSet
+
+if TYPE_CHECKING:
+    from .discovery import Discovery
+
+PACKAGES = ("decisionheads", "torch", "transformers", "transformer-lens", "numpy", "scipy", "statsmodels", "tokenizers")
+
+
+def digest(*parts: bytes | str) -> str:
+    """A content hash of some parts, in order."""
+    found = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        found.update(len(data).to_bytes(8, "big"))
+        found.update(data)
+    return found.hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return found
+
+
+def write(path: Path, content: bytes | str) -> None:
+    """Write a file whole: beside it first, then into its place."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_bytes(content.encode() if isinstance(content, str) else content)
+    os.replace(beside, path)
+
+
+class RunFolder:
+    """A folder for one run. Made with other inputs it is refused; with the same ones it is continued.
+
+    Args:
+        path: the folder; made if it does not exist.
+        inputs: what the run is made from: hashes and options, JSON.
+
+    Raises:
+        InputError: if the folder holds a run made from other inputs, or something that is no run.
+    """
+
+    def __init__(self, path: Path, inputs: dict[str, Any]):
+        self.check(path, inputs)
+        self.path, self.inputs = path, inputs
+        self.parts = path / "parts"
+        self.parts.mkdir(parents=True, exist_ok=True)
+        if not (path / "run.json").is_file():
+            write(path / "run.json", json.dumps({"inputs": inputs, "finished": False}, indent=1) + "\n")
+
+    @staticmethod
+    def check(path: Path, inputs: dict[str, Any]) -> None:
+        """Refuse a folder that these inputs may not be written to; makes nothing."""
+        manifest = path / "run.json"
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            known = read_json(manifest) if manifest.is_file() else None
+            if known is None:
+                raise InputError(f"{path} exists and is not a run folder; name a new folder")
+            if known.get("inputs") != json.loads(json.dumps(inputs)):
+                other = sorted(k for k in {*known.get("inputs", {}), *inputs} if known.get("inputs", {}).get(k) != json.loads(json.dumps(inputs)).get(k))
+                raise InputError(f"{path} was made from other inputs ({', '.join(other)} differ); name a new folder")
+
+    @property
+    def finished(self) -> bool:
+        return bool(read_json(self.path / "run.json").get("finished"))
+
+    def _part(self, name: str) -> Path:
+        return self.parts / f"{digest(name)}.safetensors"
+
+    def load_part(self, name: str) -> dict[str, np.ndarray] | None:
+        """The arrays of a transcript that is done, or None."""
+        from safetensors.numpy import load_file
+
+        path = self._part(name)
+        return dict(load_file(path)) if path.is_file() else None
+
+    def save_part(self, name: str, arrays: dict[str, np.ndarray]) -> None:
+        from safetensors.numpy import save
+
+        write(self._part(name), save({k: np.ascontiguousarray(v) for k, v in arrays.items()}))
+
+    def finish(self, found: Discovery, timings: dict[str, float], report: Callable[[Path], str] | None = None) -> None:
+        """Write the tables, then the report, then mark the run finished."""
+        import io
+
+        table = io.BytesIO()
+        found.events.to_parquet(table, index=False)
+        write(self.path / "events.parquet", table.getvalue())
+        names = tuple(f"{r.transcript}@{r.position}:{r.kind}" for r in found.events.itertuples())
+        beside = self.path / ".effects.safetensors"
+        HeadScores(found.effects, "mean-ablation effect", events=names, meta={"model": found.model}).save(beside)
+        os.replace(beside, self.path / "effects.safetensors")
+        write(self.path / "heads.csv", found.to_frame().to_csv(index=False, float_format="%.6g"))
+        import pandas as pd
+
+        write(self.path / "opposing.csv", pd.concat([r.opposing for r in found.kinds.values()]).to_csv(index=False, float_format="%.6g"))
+        sets = {kind: {"heads": [str(h) for h in r.selected], "digest": r.selected.digest} for kind, r in found.kinds.items()}
+        together = HeadSet(h for r in found.kinds.values() for h in r.selected)
+        sets["global"] = {"heads": [str(h) for h in together], "digest": together.digest}
+        write(self.path / "sets.json", json.dumps(sets, indent=1) + "\n")
+        summary = {"kinds": {kind: r.summary for kind, r in found.kinds.items()}, "global": {"set_size": len(together), "heads": found.shape[0] * found.shape[1]},
+                   "transcripts": {name: len(ids) for name, ids in found.splits.items()}, "set_aside": found.set_aside, "warnings": list(found.warnings)}
+        write(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
+        nulls = {kind: np.sort(r.calibration.null_max).astype(np.float32) for kind, r in found.kinds.items()}
+        from safetensors.numpy import save
+
+        write(self.path / "null_max.safetensors", save({k: v for k, v in nulls.items() if len(v)} or {"none": np.zeros(1, np.float32)}))
+        manifest = {"inputs": self.inputs, "finished": True, "model": found.model, "layers": found.shape[0], "heads": found.shape[1],
+                    "options": asdict(found.options), "versions": versions(), "machine": f"{platform.machine()} {platform.system()}",
+                    "splits": found.splits, "timings": timings, "warnings": list(found.warnings)}
+        if report is not None:
+            write(self.path / "run.json", json.dumps({**manifest, "finished": False}, indent=1) + "\n")
+            write(self.path / "report.html", report(self.path))
+        write(self.path / "run.json", json.dumps(manifest, indent=1) + "\n")
+
+
+def read_json(path: Path) -> dict:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise InputError(f"{path} cannot be read as JSON; is this a run folder?") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{path} is not a JSON object; is this a run folder?")
+    return found
+
+
+def open_run(path: Path) -> dict[str, Any]:
+    """The manifest and summary of a finished run.
+
+    Raises:
+        InputError: if the folder is no run, or not a finished one.
+    """
+    if not (path / "run.json").is_file():
+        raise InputError(f"{path} is not a run folder (it has no run.json); give the folder that discover or demo wrote")
+    manifest = read_json(path / "run.json")
+    if not manifest.get("finished"):
+        raise InputError(f"{path} is not finished; run the same discover command again to continue it")
+    return {"manifest": manifest, "summary": read_json(path / "summary.json")}
+
+
+def hash_files(paths: Sequence[Path]) -> str:
+    """A content hash of files, by name and bytes."""
+    return digest(*(part for p in paths for part in (p.name, hashlib.sha256(p.read_bytes()).hexdigest())))

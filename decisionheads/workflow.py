@@ -1,0 +1,176 @@
+"""What the command line does, as functions: from files to a run folder, and from a run folder to text."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas as pd
+
+from . import tiny
+from .discovery import Discovery, discover
+from .errors import InputError
+from .events import Kind
+from .labels import LabelSpace
+from .model import DecisionModel
+from .report import build_report
+from .run_folder import RunFolder, digest, hash_files, open_run, write
+from .survey import Options
+from .transcripts import Transcript, load_transcripts, save_transcripts
+
+DEMO_TEXTS = 120
+
+
+def discover_files(model: str, transcripts: Path, labels: Path, out: Path, options: Options, *, dtype: str = "float32", device: str | None = None,
+                   memory: int, with_text: bool = False, progress: bool = True) -> dict:
+    """`decisionheads discover`: everything is checked before the model is loaded, and before `out` is made.
+
+    Returns:
+        the manifest and summary of the run.
+    """
+    space = LabelSpace.load(labels)
+    texts = load_transcripts(transcripts, _tokenizer_for(model, transcripts))
+    check_usable(texts, space, transcripts)
+    inputs = {"model": _model_hash(model), "transcripts": hash_files([transcripts]), "labels": hash_files([labels]),
+              "options": asdict(options), "dtype": dtype, "with_text": with_text}
+    RunFolder.check(out, inputs)
+    loaded = DecisionModel.from_pretrained(model, dtype=dtype, device=device)
+    return run(loaded, texts, space, out, inputs, options, memory, with_text, progress)
+
+
+def run(model: DecisionModel, texts: Sequence[Transcript], space: LabelSpace, out: Path, inputs: dict, options: Options, memory: int,
+        with_text: bool, progress: bool) -> dict:
+    """Discover into a run folder, or take what a finished one says."""
+    store = RunFolder(out, inputs)
+    if not store.finished:
+        started = time.time()
+        found = discover(model, texts, space, memory=memory, progress=progress, store=store, **asdict(options))
+        if with_text:
+            write(out / "example.json", json.dumps(example(found, model, texts)) + "\n")
+        store.finish(found, {"discover_seconds": round(time.time() - started, 1)}, build_report)
+    return open_run(out)
+
+
+def run_demo(name: str, out: Path, seed: int, memory: int, texts: int = DEMO_TEXTS, progress: bool = True) -> dict:
+    """An embedded model writes `texts` answers of its own, and they are taken apart."""
+    if name not in ("llama", "gpt2"):
+        raise InputError(f"there is no embedded model {name!r} for the demo: choose llama or gpt2")
+    # nulls of these short texts are few: a wider caliper, and said so in the result
+    options = Options(seed=seed, caliper=0.5, minimum=min(30, max(3, texts // 8)))
+    folder = tiny.path(name)
+    inputs = {"model": _model_hash(str(folder)), "demo_texts": texts, "options": asdict(options), "with_text": True}
+    RunFolder.check(out, inputs)
+    import torch
+
+    torch.set_num_threads(1)  # matrices this small are slower on two
+    model = DecisionModel.from_pretrained(folder)
+    store = RunFolder(out, inputs)
+    if not (out / "transcripts.jsonl").is_file():
+        save_transcripts(tiny.generate(model, texts, seed, progress=progress), out / ".transcripts")
+        (out / ".transcripts").replace(out / "transcripts.jsonl")
+    space = tiny.labels()
+    if not store.finished:
+        write(out / "labels.csv", pd.DataFrame({"label": space.labels, "region": [space.region(label) for label in space.labels]}).to_csv(index=False))
+    return run(model, load_transcripts(out / "transcripts.jsonl"), space, out, inputs, options, memory, True, progress)
+
+
+def check_usable(texts: Sequence[Transcript], space: LabelSpace, path: Path) -> None:
+    """Refuse, before anything is loaded, transcripts of which nothing can come."""
+    for t in texts:
+        for label in t.candidates or ():
+            if label not in space:
+                raise InputError(f"{path}: transcript {t.id} lists the candidate {label!r}, which is not in the label file; add it there or drop it")
+    named = sum(bool(space.mentions(t.text, t.answer_start)) for t in texts)
+    if not named:
+        raise InputError(f"{path}: no label of the label file occurs in any answer; are labels and answers written the same way?")
+    if named < 10:
+        raise InputError(f"{path}: only {named} of {len(texts)} answers name a label and at least 10 are needed (60 are advised); add transcripts")
+
+
+def example(found: Discovery, model: DecisionModel, texts: Iterable[Transcript]) -> dict:
+    """Tokens around the best departure (or any event), for the report; holds text."""
+    order = {"departure": 0, "label": 1, "region": 2}
+    rows = sorted(found.events.itertuples(), key=lambda r: (order[r.kind], -r.m))
+    row = rows[0]
+    transcript = next(t for t in texts if t.id == row.transcript)
+    reading_ids = model.tokenizer(transcript.text, return_offsets_mapping=True, add_special_tokens=False)
+    offsets = reading_ids["offset_mapping"]
+    end = next(i for i, (_, stop) in enumerate(offsets) if stop >= row.end)
+    begin = next((i for i, (_, stop) in enumerate(offsets) if stop > transcript.reasoning_start), 0)
+    begin = max(begin, end - 160)
+    near = transcript.text.rfind(row.near_miss, transcript.reasoning_start, transcript.answer_start) if row.near_miss else -1
+    words = [transcript.text[a:b] for a, b in offsets[begin:end + 1]]
+    marked = [i for i, (a, b) in enumerate(offsets[begin:end + 1]) if near >= 0 and a < near + len(row.near_miss) and b > near]
+    chosen = next(i for i, (a, b) in reversed(list(enumerate(offsets[begin:end + 1]))) if model.tokenizer.decode([row.chosen]) == transcript.text[a:b])
+    return {"tokens": words, "chosen": chosen, "near_miss": marked, "wrote": model.tokenizer.decode([row.chosen]),
+            "against": model.tokenizer.decode([row.against]), "m": row.m, "m0": row.m0, "kind": row.kind}
+
+
+def show(folder: Path, most: int = 5) -> str:
+    """The findings of a finished run, as text."""
+    state = open_run(folder)
+    manifest, summary = state["manifest"], state["summary"]
+    heads = pd.read_csv(folder / "heads.csv")
+    sizes = summary["transcripts"]
+    lines = [f"{Path(str(manifest['model'])).name}: {manifest['layers']} layers x {manifest['heads']} heads; {sum(sizes.values())} transcripts "
+             f"({sizes['reference']} reference, {sizes['selection']} selection, {sizes['evaluation']} evaluation)"]
+    for kind, found in summary["kinds"].items():
+        lines += ["", f"{kind}: {found['events']} events, margin {found['m']:.2f} logits ({found['m0']:.2f} with every head ablated); {found['set_size']} of {found['heads']} heads selected",
+                  "  head     effect  [95% interval]    % of m       q  max-T p"]
+        for r in heads[heads["kind"] == kind].head(most).itertuples():
+            interval = f"[{r.ci_low:+.2f}, {r.ci_high:+.2f}]"
+            lines.append(f"{' *' if r.selected else '  '}{f'L{r.layer}H{r.head}':7}{r.effect:+8.2f}  {interval:16}{100 * r.effect / found['m']:+7.0f}%{r.q_value:9.4f}{r.p_maxt:9.4f}")
+        lines += _held_out(found)
+    lines += ["", "* selected: q <= alpha against matched null tokens, and not negligible. Effects are exact, in logits; positive supports the decision."]
+    lines += [f"note: {note}" for note in summary["warnings"]]
+    if summary["set_aside"]:
+        lines.append(f"note: {len(summary['set_aside'])} transcripts were set aside; summary.json says why")
+    return "\n".join(lines)
+
+
+def _held_out(found: dict) -> list[str]:
+    held, knock = found["held_out"], found["knock_in"]
+    if held["choice_kept_without_selected"] is None:
+        return ["  held out: nothing to test"]
+    lines = [f"  held out: the choice is kept in {held['choice_kept_without_selected']:.0%} of {held['events']} events without the selected heads, "
+             f"{held['choice_kept_without_random']:.0%} without as many others (chance {held['chance']:.0%})"]
+    if knock["shift"] is not None:
+        lines.append(f"  knock-in: {knock['shift']:+.2f} logits towards a donor's choice, {knock['flipped']:.0%} flipped; other heads {knock['random_shift']:+.2f}; identity {knock['identity']:g}")
+    return lines
+
+
+def rebuild_report(folder: Path) -> Path:
+    """Write the report of a finished run again, and say where it is."""
+    open_run(folder)
+    write(folder / "report.html", build_report(folder))
+    return folder / "report.html"
+
+
+def _model_hash(model: str) -> str:
+    """Of a folder's files or a GGUF file; of the name, for a hub name."""
+    path = Path(model)
+    if path.is_dir():
+        return hash_files(sorted(p for p in path.iterdir() if p.is_file()))
+    return hash_files([path]) if path.is_file() else digest(model)
+
+
+def _tokenizer_for(model: str, transcripts: Path):
+    """The tokenizer, only if some transcript needs its chat template."""
+    if not transcripts.is_file() or '"messages"' not in transcripts.read_text(encoding="utf-8", errors="replace"):
+        return None
+    return DecisionModel.load_tokenizer(model)
+
+
+def kinds_of(text: str) -> tuple[Kind, ...]:
+    """"region,label" -> kinds; raises InputError for others."""
+    found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for kind in found:
+        if kind not in ("region", "label", "departure"):
+            raise InputError(f"unknown kind {kind!r}: choose from region, label, departure")
+    if not found:
+        raise InputError("--kinds is empty: choose from region, label, departure")
+    return found  # type: ignore[return-value]
+
