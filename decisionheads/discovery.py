@@ -182,7 +182,7 @@ def _jobs(i: int, surveys: Sequence[Survey], matched: dict[Kind, MatchedSets], m
         for n, (where, _) in enumerate((j, e) for j, e in enumerate(s.reading.events) if e.kind == kind):
             for j in sets.nulls[before + n]:
                 nulls.setdefault((kind, where), []).append(len(probes))
-                probes.append(null_probe(s, j - offset[i], null_means[kind]))
+                probes.append(null_probe(s, int(j - offset[i]), null_means[kind]))
     return Jobs(tuple(probes), nulls)
 
 

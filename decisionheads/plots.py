@@ -45,7 +45,7 @@ def effect_map(table: pd.DataFrame) -> Figure:
     """
     import plotly.graph_objects as go
 
-    kind, layers, heads = table["kind"].iloc[0], table["layer"].max() + 1, table["head"].max() + 1
+    kind, layers, heads = str(table["kind"].iloc[0]), int(table["layer"].max()) + 1, int(table["head"].max()) + 1
     grid = table.set_index(["layer", "head"]).sort_index()
     at = lambda column: grid[column].to_numpy().reshape(layers, heads)  # noqa: E731
     effect, selected = at("effect"), at("selected").astype(bool)

@@ -2,9 +2,7 @@
 
 The start is not neutral, and claims about these models should remember it: three heads of layer 0
 begin as "look 1, 2, 3 tokens back", all other heads begin with equal query and key weights and an
-output projection that is plus (even heads) or minus (odd heads) the transposed value projection; in gpt2
-the first head of every layer writes where the look-back heads do, without which it never followed a
-cue to the step and on to the list.
+output projection that is plus (even heads) or minus (odd heads) the transposed value projection.
 Look-ups then form in hundreds of steps instead of not at all; which head ends up suppressing the
 near-miss is nudged by it.
 """
@@ -93,10 +91,6 @@ def _start_gpt2(model: nn.Module) -> None:
         _matching_heads(q, k, v, o, first=3 if index == 0 else 0)
         for view in (q, k, v):
             view[:, :, : 2 * pairs] = 0  # heads match and copy content, not place
-        if index == 0:
-            bag = v[0].clone()
-        else:  # one head a layer copies into the subspace that the look-back heads write to
-            v[0].copy_(bag), o[0].copy_(bag.T)
         if index == 0:
             for h in range(3):
                 q[h].mul_(0.1), k[h].mul_(0.1)

@@ -1,0 +1,199 @@
+"""Discovery end to end on the embedded models, and knock-in with its controls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from decisionheads import DecisionModel, HeadSet, InputError, tiny
+from decisionheads.discovery import discover, split
+from decisionheads.knock_in import identity_change, knock_in, random_heads
+from decisionheads.null_tokens import first_generated, null_positions, template_ids, token_class
+from decisionheads.survey import match_kind, survey
+from decisionheads.transcripts import Transcript, encode
+
+from . import oracle
+
+
+@pytest.fixture(scope="module")
+def written(model):
+    return tiny.generate(model, 60, seed=21)
+
+
+@pytest.fixture(scope="module", params=[0, 1])
+def found(request, model, written, space):
+    return discover(model, written, space, seed=request.param, caliper=0.5, minimum=6, draws=1999)
+
+
+def test_each_kind_has_heads_and_most_are_not_selected(found):
+    assert set(found.kinds) == {"region", "label", "departure"} and not found.set_aside
+    for kind, result in found.kinds.items():
+        assert 1 <= len(result.selected) <= 16, kind
+        assert np.isclose(result.table.query("selected").effect.min(), result.table.query("selected").effect.abs().min())  # all support
+
+
+def test_without_the_selected_heads_the_choice_is_lost_and_without_others_it_is_not(found):
+    for result in found.kinds.values():
+        held = result.summary["held_out"]
+        assert held["events"] >= 20 and held["choice_kept_without_selected"] <= 0.7 and held["choice_kept_without_random"] >= 0.75
+        assert held["choice_kept_without_random"] - held["choice_kept_without_selected"] >= 0.2
+
+
+def test_summaries_say_what_was_done(found):
+    assert any("within 0.5 standard deviations" in note for note in found.warnings) and any("1999 permutations" in note for note in found.warnings)
+    for result in found.kinds.values():
+        s = result.summary
+        assert s["calibrated_events"] + s["left_out"] == s["events"] and s["m"] > s["m0"] and s["knock_in"]["identity"] == 0.0
+        assert s["knock_in"]["shift"] > 3 * abs(s["knock_in"]["random_shift"]) - 3
+    assert "selected region" in repr(found) and len(found.to_frame()) == 96
+
+
+def test_the_same_seed_gives_the_same_tables_and_order_changes_nothing(model, written, space):
+    options = dict(kinds=("departure",), caliper=0.5, minimum=6, draws=199)
+    once, again = discover(model, written, space, **options), discover(model, written[::-1], space, **options)
+    table = lambda d: d.kinds["departure"].table.drop(columns=["ci_low", "ci_high"])  # noqa: E731
+    assert once.splits.keys() == again.splits.keys() and all(sorted(once.splits[k]) == sorted(again.splits[k]) for k in once.splits)
+    a, b = table(once).set_index(["layer", "head"]).sort_index(), table(again).set_index(["layer", "head"]).sort_index()
+    np.testing.assert_allclose(a["effect"], b["effect"], atol=1e-4)
+    np.testing.assert_allclose(a["statistic"], b["statistic"], atol=1e-2)
+
+
+def test_pseudo_events_find_no_heads(model, written, space):
+    """Null tokens called events: what is left is chance."""
+    from decisionheads.ablation import measure
+    from decisionheads.calibration import Sets, calibrate
+    from decisionheads.null_tokens import sureness
+    from decisionheads.survey import null_probe
+
+    tokenizer = model.tokenizer
+    template = template_ids(((t, encode(t, tokenizer)) for t in written), tokenizer.all_special_ids)
+    from decisionheads.survey import Options
+
+    surveys = [survey(model, t, space, (), template, Options()) for t in written[:16]]
+    assert sureness is not None
+    zbar = np.zeros((model.n_layers, model.n_heads, model.hooked.d_head), np.float32)
+    rng = np.random.default_rng(0)
+    members, transcript = [], []
+    for i, s in enumerate(surveys):
+        words = [j for j, c in enumerate(s.nulls.classes) if c == "word"]
+        picked = rng.permutation(words)[:8]
+        effects = measure(model, s.reading.prefix, [null_probe(s, int(j), zbar) for j in picked]).effects[:, 0].reshape(len(picked), -1)
+        members += [effects[:4].astype(float), effects[4:].astype(float)]
+        transcript += [i, i]
+    result = calibrate({"pseudo": Sets(tuple(members), np.array(transcript))}, draws=999)["pseudo"]
+    assert result.p_maxt.min() > 0.02 and np.abs(members[0]).max() > 0.5
+
+
+# -- parts --------------------------------------------------------------------------------------------
+
+
+def test_splits_are_disjoint_seeded_and_keep_groups_together():
+    texts = [Transcript(str(i), "p", "", "a", group=f"g{i // 3}") for i in range(60)]
+    parts = split(texts, 0)
+    sizes = {name: len(part) for name, part in parts.items()}
+    assert sizes == {"reference": 12, "selection": 24, "evaluation": 24}
+    groups = [{t.group for t in part} for part in parts.values()]
+    assert not (groups[0] & groups[1] or groups[0] & groups[2] or groups[1] & groups[2])
+    assert split(texts[::-1], 0)["reference"][::-1] == parts["reference"] and split(texts, 1)["reference"] != parts["reference"]
+
+
+def test_null_tokens_are_generated_and_of_no_label(model, written, space):
+    tokenizer, t = model.tokenizer, written[0]
+    encoded = encode(t, tokenizer)
+    template = template_ids([(x, encode(x, tokenizer)) for x in written], tokenizer.all_special_ids)
+    assert {tokenizer.decode([i]) for i in template} >= {"step", "code", "answer", "<end>"}
+    positions = null_positions(t, encoded, space.subset(t.candidates), template)
+    words = [t.text[slice(*encoded.offsets[p + 1])] for p in positions]
+    assert min(positions) >= first_generated(t, encoded) - 1 and len(positions) > 20
+    assert not any(w.strip() and (w.strip() in tiny.clinic.REGIONS or w in tiny.clinic.LEAVES) for w in words) and " clear" in words + [" clear"]
+    assert not {"step", "code"} & set(words)
+    assert [token_class(x) for x in (" fever", "-mi", " 1", ":", "\n")] == ["word", "word", "digit", "punctuation", "space"]
+
+
+def test_nulls_come_from_the_events_own_transcript_and_class(model, written, space):
+    from decisionheads.survey import Options
+
+    template = template_ids(((t, encode(t, model.tokenizer)) for t in written), model.tokenizer.all_special_ids)
+    surveys = [survey(model, t, space, (), template, Options()) for t in written[:20]]
+    matched = match_kind(surveys, "departure", 0.5)
+    owner = [i for i, s in enumerate(surveys) for _ in s.nulls.positions]
+    classes = [c for s in surveys for c in s.nulls.classes]
+    events = [i for i, s in enumerate(surveys) for e in s.reading.events if e.kind == "departure"]
+    assert len(matched.kept) >= 8
+    for e, nulls in zip(events, matched.nulls, strict=True):
+        assert all(owner[j] == e and classes[j] == "word" for j in nulls)
+
+
+def test_choices_that_lost_are_dropped_on_greedy_output_only(model, written, space):
+    from decisionheads.survey import Options
+
+    t = written[0]
+    given = space.mentions(t.text, t.answer_start)[0]
+    other = next(c for c in t.candidates if c != given.label and c.split("-")[0] == given.label.split("-")[0])
+    wrong = Transcript("w", t.prompt, t.reasoning, t.answer.replace(given.label, other, 1), t.candidates, spans=())
+    strict, lenient = (survey(model, wrong, space, (), frozenset(), Options(greedy=g)) for g in (True, False))
+    assert len(strict.reading.events) < len(lenient.reading.events)
+    assert "not the best among live tokens" in {d.reason for d in strict.dropped}
+
+
+def test_too_few_transcripts(model, written, space):
+    with pytest.raises(InputError, match="are too few"):
+        discover(model, written[:5], space)
+    with pytest.raises(InputError, match="30 are needed"):
+        discover(model, written[:20], space)
+    with pytest.raises(TypeError):
+        discover(model, written, space, level=0.1)
+
+
+# -- knock-in -------------------------------------------------------------------------------------------
+
+
+def test_knock_in_is_aligned_by_decision_whatever_the_lengths(model, readings):  # F1
+    everything = HeadSet.all(model.n_layers, model.n_heads)
+    assert len({len(r.encoded) for r in readings}) > 1
+    all_in = knock_in(model, readings, everything, "region", seed=0)
+    assert all_in.shift.mean() > 10 and all_in.flipped.mean() > 0.9 and all_in.identity.max() == 0.0  # F4
+    nothing = knock_in(model, readings, HeadSet(), "region", seed=0)
+    assert np.abs(nothing.shift).max() < 1e-4 and not nothing.flipped.any()
+
+
+def test_knock_in_equals_the_literal_oracle(model, plain, readings):
+    """The donor's z, taken from its own plain forward, put into the recipient's by a plain hook."""
+    heads = HeadSet([(3, 3)])
+    two = readings[6:8]
+    result = knock_in(model, two, heads, "departure", seed=0)
+    names = {e.name: (r, e) for r in two for e in r.events}
+    for (donor_name, name), shift in zip(result.pairs, result.shift, strict=True):
+        (dr, d), (r, e) = names[donor_name], names[name]
+        z = oracle.z_of(plain, dr.encoded.ids, d.position)[3, 3]
+        clean = oracle.logits(plain, r.encoded.ids)[e.position]
+        with oracle.z_set(plain, 3, 3, e.position, z):
+            after = oracle.logits(plain, r.encoded.ids)[e.position]
+        want = float(after[d.chosen] - after[e.chosen] - clean[d.chosen] + clean[e.chosen])
+        assert shift == pytest.approx(want, abs=1e-4)
+    assert len(result.pairs) + result.without_donor == sum(e.kind == "departure" for r in two for e in r.events)
+
+
+def test_identity_is_exactly_nothing_and_another_z_is_not(model, readings):  # F4
+    r = readings[6]
+    assert all(identity_change(model, r, e, HeadSet.all(model.n_layers, model.n_heads)) == 0.0 for e in r.events)
+
+
+def test_random_heads_match_layers_and_avoid_the_set():
+    rng = np.random.default_rng(0)
+    heads = HeadSet([(0, 1), (0, 2), (3, 3)])
+    for _ in range(20):
+        others = random_heads(heads, 4, 8, rng)
+        assert others.per_layer() == heads.per_layer() and not len(others & heads)
+    assert random_heads(HeadSet([(0, 0), (0, 1)]), 1, 3, rng).to_list() == [(0, 2)]
+
+
+def test_a_model_with_random_weights_reads_nothing(tmp_path, space):
+    """A sanity run: texts by a trained model, scored by a random one."""
+    from .conftest import save_random
+
+    random_model = DecisionModel.from_pretrained(save_random("llama", tmp_path))
+    trained = DecisionModel.from_pretrained(tiny.path("llama"), test=False)
+    texts = tiny.generate(trained, 40, seed=5)
+    result = discover(random_model, texts, space, greedy=False, caliper=2.0, minimum=3, draws=999, kinds=("region",))
+    assert len(result.kinds["region"].selected) <= 2
