@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -69,39 +70,61 @@ class Unembedding:
         return out
 
     @contextmanager
-    def frozen(self) -> Iterator[FrozenNorm]:
-        """See the final norm of the forwards run inside: its input, and a zero leaf at its output."""
-        if any(hasattr(block, "ln1_post") for block in self.bridge.blocks):
-            raise ValueError("direct logit attribution is not defined here: this architecture normalises attention output before adding it")
+    def frozen(self) -> Iterator[Frozen]:
+        """See the norms on the direct path of the forwards run inside, to hold their scales fixed."""
         final = FrozenNorm(self.bridge.ln_final.original_component)
+        after = {i: FrozenNorm(block.ln1_post.original_component) for i, block in enumerate(self.bridge.blocks) if hasattr(block, "ln1_post")}
+        leaves: list[Tensor] = []
 
-        def see(module, args, out):
-            final.input, final.output = args[0].detach(), out.detach()
-            final.leaf = torch.zeros_like(out, requires_grad=True)
-            return out + final.leaf
+        def add_leaf(module, args, out):
+            final.see(args[0], out)
+            leaves.append(torch.zeros_like(out, requires_grad=True))
+            return out + leaves[-1]
 
-        handle = self.bridge.ln_final.register_forward_hook(see)
+        handles = [self.bridge.ln_final.register_forward_hook(add_leaf)]
+        handles += [self.bridge.blocks[i].ln1_post.register_forward_hook(lambda module, args, out, norm=norm: norm.see(args[0], out)) for i, norm in after.items()]
         try:
-            yield final
+            yield Frozen(final, after, leaves)
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
+
+
+@dataclass(frozen=True, eq=False)
+class Frozen:
+    """The direct path from a layer's attention output to the logits, every norm's scale held fixed.
+
+    Attributes:
+        final: the norm before the unembedding.
+        after_attention: layer -> the norm between its attention output and the residual stream, where
+            an architecture has one (Gemma).
+        leaves: zeros at the final norm's output; the gradient there is a margin's unembedding direction.
+    """
+
+    final: FrozenNorm
+    after_attention: dict[int, FrozenNorm]
+    leaves: list[Tensor]
+
+    def readout(self, unembedding: Float[Tensor, "row d_model"], layer: int) -> Float[Tensor, "row d_model"]:
+        """What a margin reads of a layer's attention output, given its unembedding direction."""
+        direction = self.final.direction(unembedding)
+        norm = self.after_attention.get(layer)
+        return direction if norm is None else norm.direction(direction)
 
 
 class FrozenNorm:
-    """The final norm at packed rows, with its scale frozen where it stands.
-
-    Attributes:
-        input, output: `[1, row, d_model]`.
-        leaf: zeros at the output; the gradient there is the unembedding direction of a margin.
-    """
+    """A norm at packed rows: its input and output `[1, row, d_model]`, as seen."""
 
     def __init__(self, module: torch.nn.Module):
         self.module = module
-        self.input = self.output = self.leaf = torch.empty(0)
+        self.input = self.output = torch.empty(0)
+
+    def see(self, before: Tensor, after: Tensor) -> None:
+        self.input, self.output = before.detach(), after.detach()
 
     @torch.no_grad()
     def direction(self, unembedding: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_model"]:
-        """The gradient at the residual stream before the norm, its scale held fixed.
+        """Pull a gradient at the norm's output back to its input, its scale held fixed.
 
         Raises:
             ValueError: for a norm that is neither LayerNorm nor RMSNorm.

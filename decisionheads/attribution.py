@@ -73,15 +73,14 @@ def _at_clean(model: DecisionModel, reading: Reading, measured: list[Margin], zb
     direct = torch.empty(zbar.shape[:3], device=hooked.device)
     for pack in plan_packs(hooked, branches, memory // 4):
         leaves, values = [], []
-        with hooked.unembedding.frozen() as final:
+        with hooked.unembedding.frozen() as path:
             logits = run_pack(hooked, reading.prefix, [branches[i] for i in pack], _leaf(leaves, values))
         total = sum(measured[i](logits[row]) for row, i in enumerate(pack))
-        *grads, unembedding = torch.autograd.grad(total, [*leaves, final.leaf])
+        *grads, unembedding = torch.autograd.grad(total, [*leaves, path.leaves[0]])
         gradient[pack], z[pack] = torch.stack(grads, 1), torch.stack(values, 1)
-        readout = final.direction(unembedding[0])  # [row, d_model]
         for layer in range(hooked.n_layers):
             written = hooked.head_outputs(layer, (z - zbar)[pack, layer])
-            direct[pack, layer] = torch.einsum("rhd,rd->rh", written, readout).float()
+            direct[pack, layer] = torch.einsum("rhd,rd->rh", written, path.readout(unembedding[0], layer)).float()
     return gradient, z, direct
 
 
