@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    lines = [f"| effects | heads | transcripts | family-wise error | sign-flips instead | FDR at .05 | power, BH | power, max-T |",
+    lines = ["| effects | heads | transcripts | family-wise error | sign-flips instead | FDR at .05 | power, BH | power, max-T |",
              "|---|---|---|---|---|---|---|---|"]
     with Pool(args.processes) as pool:
         for name in WORLDS:

@@ -51,6 +51,7 @@ def discover(
     caliper: Annotated[float, typer.Option(help="how near null tokens must be, in standard deviations", min=0.01)] = 0.25,
     minimum: Annotated[int, typer.Option(help="fewest reference events of a kind", min=2)] = 30,
     given: Annotated[bool, typer.Option(help="answers are not the model's own greedy output: keep choices that lost")] = False,
+    sanity: Annotated[str, typer.Option(help="none, pseudo-events or random-weights: runs that should find nothing")] = "none",
     dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16")] = "float32",
     device: Annotated[str | None, typer.Option(help="torch device")] = None,
     memory: Memory = 512,
@@ -61,8 +62,11 @@ def discover(
     from .survey import Options
     from .workflow import discover_files, kinds_of, show
 
-    options = Options(kinds_of(kinds), alpha, seed=seed, draws=draws, caliper=caliper, minimum=minimum, greedy=not given)
-    state = discover_files(model, transcripts, labels, out, options, dtype=dtype, device=device, memory=memory * 2**20, with_text=with_text)
+    if sanity not in ("none", "pseudo-events", "random-weights"):
+        raise InputError(f"unknown sanity run {sanity!r}: choose none, pseudo-events or random-weights")
+    random = sanity == "random-weights"
+    options = Options(kinds_of(kinds), alpha, seed=seed, draws=draws, caliper=caliper, minimum=minimum, greedy=not (given or random), pseudo=sanity == "pseudo-events")
+    state = discover_files(model, transcripts, labels, out, options, dtype=dtype, device=device, memory=memory * 2**20, with_text=with_text, random_weights=random)
     typer.echo(json.dumps(state["summary"]) if as_json else show(out))
 
 

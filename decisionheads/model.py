@@ -91,7 +91,7 @@ class DecisionModel:
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path, *, dtype: str = "float32", device: str | None = None,
-                        tokenizer=None, test: bool = True) -> DecisionModel:
+                        tokenizer=None, random_weights: bool = False, test: bool = True) -> DecisionModel:
         """Load a model folder, a `.gguf` file, or a hub name.
 
         Args:
@@ -99,6 +99,7 @@ class DecisionModel:
             dtype: float32 (default), float64, float16 or bfloat16.
             device: a torch device; default: cuda if there is one, else cpu.
             tokenizer: another tokenizer than the one that lies beside the model.
+            random_weights: a sanity run: the same architecture, its weights drawn anew.
             test: see the class.
         """
         from transformers import AutoModelForCausalLM
@@ -113,6 +114,9 @@ class DecisionModel:
                 model = AutoModelForCausalLM.from_pretrained(where, dtype=DTYPES[dtype], **extra)
             except Exception as error:
                 raise InputError(f"{name_or_path}: no causal language model could be loaded ({_first_line(error)}); give a folder with config.json and weights") from None
+            if random_weights:
+                torch.manual_seed(0)
+                model = AutoModelForCausalLM.from_config(model.config, dtype=DTYPES[dtype])
             model = model.to(device).eval().requires_grad_(False)
             plain = _sharing_copy(model)
             bridge = _bridge(model)

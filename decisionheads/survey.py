@@ -12,17 +12,30 @@ from .ablation import MINIMUM, Probe, ReferenceMeans, measure
 from .branches import clean_z
 from .calibration import CALIPER, MatchedSets, match, slopes
 from .errors import InputError
-from .events import KINDS, Dropped, Kind, find_events
+from .events import KINDS, DecisionEvent, Dropped, Kind, find_events
 from .labels import LabelSpace
 from .margin import Margin
 from .model import DecisionModel, Reading
 from .null_tokens import Sureness, null_positions, sureness
-from .transcripts import Transcript, encode
+from .transcripts import Encoded, Transcript, encode
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a discovery was asked for; all of it is part of the result."""
+    """What a discovery was asked for; all of it is part of the result.
+
+    Attributes:
+        kinds: kinds of events.
+        alpha: level of the false discovery rate within a kind.
+        delta: least effect of a selected head, as a share of the kind's median `m - m0`.
+        seed: of splits, permutations, donors and random sets.
+        draws: permutations.
+        caliper: how near null tokens must be, in standard deviations.
+        minimum: fewest reference events of a kind.
+        greedy: answers are the model's own greedy output, so a choice that is not its best is dropped.
+        random_sets: random sets of heads that the selected ones are held against.
+        pseudo: a sanity run: random null tokens are called events, and nothing should be found.
+    """
 
     kinds: tuple[Kind, ...] = KINDS
     alpha: float = 0.05
@@ -33,6 +46,7 @@ class Options:
     minimum: int = MINIMUM
     greedy: bool = True
     random_sets: int = 20
+    pseudo: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +79,27 @@ def survey(model: DecisionModel, transcript: Transcript, labels: LabelSpace, clo
         dropped += [Dropped(e.transcript, e.label, e.start, "not the best among live tokens") for e in events if not wins(e)]
         events = tuple(e for e in events if wins(e))
     at = lambda where: sureness(transcript, encoded, where, prefix.logits[[index[p] for p in where]])  # noqa: E731
-    own = tuple(dict.fromkeys(e.position for e in events))
-    kept = replace(prefix, logits=prefix.logits[[index[p] for p in own]], positions=own)
     everywhere = at(nulls)
     sure = [p for p, m in zip(nulls, everywhere.margin, strict=True) if m > 0]
+    if asked.pseudo:
+        events, sure = _pseudo_events(events, sure, everywhere, encoded, asked.seed)
+    own = tuple(dict.fromkeys(e.position for e in events))
+    kept = replace(prefix, logits=prefix.logits[[index[p] for p in own]], positions=own)
     return Survey(Reading(transcript, encoded, events, kept), at([e.position for e in events]), at(sure), tuple(dropped))
+
+
+def _pseudo_events(events: tuple[DecisionEvent, ...], sure: list[int], nulls: Sureness, encoded: Encoded,
+                   seed: int) -> tuple[tuple[DecisionEvent, ...], list[int]]:
+    """As many random null words called events as there are events; the rest stay nulls."""
+    at = {int(p): i for i, p in enumerate(nulls.positions)}
+    words = [p for p in sure if nulls.classes[at[p]] == "word"]
+    rng = np.random.default_rng([seed, len(encoded), int(encoded.ids.sum())])
+    taken = sorted(int(p) for p in rng.permutation(words)[: len(events)])
+    found = []
+    for event, p in zip(events, taken, strict=False):
+        chosen, rival = int(encoded.ids[p + 1]), int(nulls.rival[at[p]])
+        found.append(replace(event, position=p, chosen=chosen, alternatives=tuple(sorted((chosen, rival))), competitors=(rival,), near_miss=None, mixed=()))
+    return tuple(found), [p for p in sure if p not in taken]
 
 
 def match_kind(surveys: Sequence[Survey], kind: Kind, caliper: float) -> MatchedSets:

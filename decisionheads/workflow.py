@@ -25,7 +25,7 @@ DEMO_TEXTS = 200
 
 
 def discover_files(model: str, transcripts: Path, labels: Path, out: Path, options: Options, *, dtype: str = "float32", device: str | None = None,
-                   memory: int, with_text: bool = False, progress: bool = True) -> dict:
+                   memory: int, with_text: bool = False, random_weights: bool = False, progress: bool = True) -> dict:
     """`decisionheads discover`: everything is checked before the model is loaded, and before `out` is made.
 
     Returns:
@@ -35,9 +35,9 @@ def discover_files(model: str, transcripts: Path, labels: Path, out: Path, optio
     texts = load_transcripts(transcripts, _tokenizer_for(model, transcripts))
     check_usable(texts, space, transcripts)
     inputs = {"model": _model_hash(model), "transcripts": hash_files([transcripts]), "labels": hash_files([labels]),
-              "options": asdict(options), "dtype": dtype, "with_text": with_text}
+              "options": asdict(options), "dtype": dtype, "with_text": with_text, "random_weights": random_weights}
     RunFolder.check(out, inputs)
-    loaded = DecisionModel.from_pretrained(model, dtype=dtype, device=device)
+    loaded = DecisionModel.from_pretrained(model, dtype=dtype, device=device, random_weights=random_weights)
     return run(loaded, texts, space, out, inputs, options, memory, with_text, progress)
 
 

@@ -13,7 +13,7 @@ from decisionheads.cli import main
 
 from .conftest import save_random
 
-COLUMNS = "kind layer head rank effect ci_low ci_high null_effect statistic p_value p_maxt q_value attribution dla selected".split()
+COLUMNS = ["kind", "layer", "head", "rank", "effect", "ci_low", "ci_high", "null_effect", "statistic", "p_value", "p_maxt", "q_value", "attribution", "dla", "selected"]
 
 
 @pytest.fixture(scope="module")
