@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ._unembed import LIMIT, Unembedding, same_weight
+from .errors import InputError
 
 ZHook = Callable[[int, Tensor], Tensor]
 BlockedReads = Callable[[int], Tensor | None]
@@ -142,9 +143,15 @@ class Hooked:
         """Keys and values of `ids`, and float32 logits at `positions`.
 
         Runs the plain sdpa copy in chunks where there is one, else the bridge.
+
+        Raises:
+            InputError: for a text longer than the model's context.
         """
         from transformers import DynamicCache
 
+        limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        if limit and len(ids) > limit:
+            raise InputError(f"a text of {len(ids)} tokens is longer than the {limit} that the model can read; shorten the prompt")
         cache, found = DynamicCache(), []  # no config: sliding layers, too, must keep every key
         ids = ids.to(self.device)
         wanted = sorted(set(positions))

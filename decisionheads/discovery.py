@@ -17,13 +17,12 @@ from tqdm import tqdm
 
 from .ablation import Measured, Probe, ReferenceMeans, event_margin, measure
 from .attribution import attribute
-from .branches import MEMORY, Branch, branch_logits
+from .branches import MEMORY
 from .calibration import Calibration, MatchedSets, Sets, bootstrap_interval, calibrate
 from .errors import ExactnessError, InputError
 from .events import Kind, find_closers
 from .heads import Head, HeadSet
-from .interventions import MeanAblate
-from .knock_in import KnockedIn, knock_in, random_heads
+from .held_out import evaluate, rounded
 from .labels import LabelSpace
 from .margin import Margin
 from .model import DecisionModel
@@ -123,7 +122,11 @@ def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: La
     asked = Options(**options)
     parts = split(transcripts, asked.seed)
     if any(len(part) < 2 for part in parts.values()):
-        raise InputError(f"{len(transcripts)} transcripts are too few: each of the three splits needs 2, so give at least 10")
+        groups = len({t.group or t.id for t in transcripts})
+        raise InputError(f"{len(transcripts)} transcripts of {groups} groups are too few: splits never cut a group and each needs 2 transcripts, so give at least 10 groups")
+    ids = Counter(t.id for t in transcripts)
+    if max(ids.values()) > 1:
+        raise InputError(f"id {max(ids, key=ids.get)!r} is used more than once; give each transcript its own")
     bar = lambda items, what: tqdm(items, desc=what, unit="text", disable=not progress)  # noqa: E731
     closers = find_closers(parts["reference"], labels, model.tokenizer)
     template = template_ids(((t, encode(t, model.tokenizer)) for t in parts["reference"]), model.tokenizer.all_special_ids)
@@ -139,14 +142,20 @@ def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: La
         return found
 
     reference = surveys("reference")
+    if not reference:
+        raise InputError(f"no reference transcript is usable: {next(iter(set_aside.values()))}")
     means, null_means, slope = reference_of(model, reference, asked, memory)
-    selection = surveys("selection")
+    if not means.means:
+        raise InputError(f"the reference split has no event of the kinds {', '.join(asked.kinds)}; add transcripts or ask for other kinds")
+    selection = [s.only(means.means) for s in surveys("selection")]
+    if not any(s.reading.events for s in selection):
+        raise InputError("the selection split has no usable event; add transcripts")
     matched = {kind: match_kind(selection, kind, asked.caliper) for kind in means.means}
     jobs = [_jobs(i, selection, matched, means, null_means, asked) for i in range(len(selection))]
     scored = []
     for i, s in enumerate(bar(selection, "ablating every head")):
         scored.append(_score(model, s, jobs[i], means, memory, store))
-    return _conclude(model, parts, selection, scored, jobs, matched, means, slope, surveys("evaluation"), asked, set_aside, memory)
+    return _conclude(model, parts, selection, scored, jobs, matched, means, slope, surveys("evaluation"), asked, set_aside, memory, closers)
 
 
 # -- scoring ------------------------------------------------------------------------------------------
@@ -207,15 +216,18 @@ def _score(model: DecisionModel, s: Survey, jobs: Jobs, means: ReferenceMeans, m
 # -- conclusions ----------------------------------------------------------------------------------------
 
 
-def _conclude(model, parts, surveys, scored, jobs, matched, means, slope, evaluation, asked, set_aside, memory) -> Discovery:
+def _conclude(model, parts, surveys, scored, jobs, matched, means, slope, evaluation, asked, set_aside, memory, closers) -> Discovery:
     shape = (model.n_layers, model.n_heads)
     rows = {kind: [(i, n) for i, s in enumerate(surveys) for n, e in enumerate(s.reading.events) if e.kind == kind] for kind in matched}
     sets = {kind: _sets(rows[kind], kind, surveys, scored, jobs, slope[kind]) for kind in matched}
     usable = {kind: x for kind, x in sets.items() if len(x.members) and len(np.unique(x.transcript)) > 1}
     support, oppose = (calibrate(usable, draws=asked.draws, seed=asked.seed, sign=sign) if usable else {} for sign in (1, -1))
-    notes = list(_warnings(asked, shape, usable, matched))
+    notes = list(_warnings(asked, shape, usable, matched, means, len(surveys)))
     kinds: dict[Kind, KindResult] = {}
     for kind in matched:
+        if not rows[kind]:
+            notes.append(f"{kind}: no event in the selection split")
+            continue
         pick = lambda array, rows=rows[kind]: np.stack([array(scored[i], n) for i, n in rows])  # noqa: E731
         effects = pick(lambda s, n: s.measured.effects[n]).reshape(len(rows[kind]), 3, -1).astype(np.float64)
         m, m0 = (pick(lambda s, n, side=side: getattr(s.measured, side)[n, 0]) for side in ("margins", "floors"))
@@ -225,19 +237,20 @@ def _conclude(model, parts, surveys, scored, jobs, matched, means, slope, evalua
             "attribution": pick(lambda s, n: s.attribution[n]).reshape(len(groups), -1).mean(0),
             "dla": pick(lambda s, n: s.direct[n]).reshape(len(groups), -1).mean(0)}
         columns["ci_low"], columns["ci_high"] = bootstrap_interval(effects[:, 0], groups, seed=asked.seed)
-        least = asked.delta * float(np.median(m - m0))
+        least = asked.delta * max(0.0, float(np.median(m - m0)))
         nothing = _no_calibration(shape[0] * shape[1])
         table = _table(kind, shape, columns, support.get(kind, nothing), asked.alpha, least)
         opposing = _table(kind, shape, columns, oppose.get(kind, nothing), asked.alpha, least, sign=-1)
         selected = HeadSet(zip(*(table.loc[table.selected, c] for c in ("layer", "head")), strict=True))
-        dropped = Counter(d.reason for s in surveys for d in s.dropped)
+        dropped = Counter(d.reason for s in surveys for d in s.dropped if d.kind in ("", kind))
         summary = {
             "transcripts": len(set(groups.tolist())), "events": len(groups), "dropped": dict(sorted(dropped.items())),
+            "accepted_near_misses": sum(s.accepted_near_misses for s in surveys), "closers": [int(i) for i in closers],
             "calibrated_events": len(matched[kind].kept), "left_out": matched[kind].left_out,
-            "balance": dict(zip(("margin", "log_entropy", "position"), map(_number, matched[kind].balance), strict=True)),
-            "unbalanced": matched[kind].unbalanced, "m": _number(m.mean()), "m0": _number(m0.mean()),
-            "attention_share": _number((m - m0).sum() / m.sum()), "set_size": len(selected), "heads": shape[0] * shape[1],
-            "competitor_specificity": _number(effects[:, 2].mean(0)[table_mask(selected, shape)].sum()
+            "balance": dict(zip(("margin", "log_entropy", "position"), map(rounded, matched[kind].balance), strict=True)),
+            "unbalanced": matched[kind].unbalanced, "m": rounded(m.mean()), "m0": rounded(m0.mean()),
+            "attention_share": rounded((m - m0).sum() / m.sum()), "set_size": len(selected), "heads": shape[0] * shape[1],
+            "competitor_specificity": rounded(effects[:, 2].mean(0)[table_mask(selected, shape)].sum()
                                               / effects[:, 0].mean(0)[table_mask(selected, shape)].sum()) if len(selected) else None,
             "opposing": [str(Head(r.layer, r.head)) for r in opposing[opposing.selected].itertuples()],
             **evaluate(model, evaluation, selected, kind, means.means[kind], asked, memory)}
@@ -248,10 +261,6 @@ def _conclude(model, parts, surveys, scored, jobs, matched, means, slope, evalua
 
 def table_mask(heads: HeadSet, shape: tuple[int, int]) -> np.ndarray:
     return heads.to_mask(*shape).ravel()
-
-
-def _number(x) -> float | None:
-    return None if x is None or not np.isfinite(x) else round(float(x), 6)
 
 
 def _sets(rows, kind: Kind, surveys, scored, jobs, slope: np.ndarray) -> Sets:
@@ -285,18 +294,25 @@ def _table(kind: Kind, shape, columns: dict[str, np.ndarray], found: Calibration
         "kind": kind, "layer": layers, "head": heads, "rank": 0, "effect": columns["effect"], "ci_low": columns["ci_low"],
         "ci_high": columns["ci_high"], "null_effect": columns["null_effect"], "statistic": found.statistic, "p_value": found.p_value,
         "p_maxt": found.p_maxt, "q_value": found.q_value, "attribution": columns["attribution"], "dla": columns["dla"],
-        "selected": (found.q_value <= alpha) & (sign * columns["effect"] >= least)}).iloc[order].reset_index(drop=True)
+        "selected": (found.q_value <= alpha) & (sign * columns["effect"] >= least) & (sign * columns["effect"] > 0)}).iloc[order].reset_index(drop=True)
     frame["rank"] = np.arange(1, len(frame) + 1)
     return frame
 
 
-def _warnings(asked: Options, shape, usable, matched):
+def _warnings(asked: Options, shape, usable, matched, means: ReferenceMeans, scored: int):
     heads = shape[0] * shape[1]
-    n = max((len(np.unique(x.transcript)) for x in usable.values()), default=0)
-    if n < EXPLORATORY:
-        yield f"exploratory: only {n} transcripts are calibrated; {60 if heads >= 200 else EXPLORATORY} are advised"
-    elif heads >= 200 and n < 60:
-        yield f"{n} transcripts are calibrated; 60 are advised for {heads} heads"
+    for kind, x in usable.items():
+        n = len(np.unique(x.transcript))
+        if n < EXPLORATORY:
+            yield f"{kind}: exploratory, only {n} transcripts are calibrated; {60 if heads >= 200 else EXPLORATORY} are advised"
+        elif heads >= 200 and n < 60:
+            yield f"{kind}: {n} transcripts are calibrated; 60 are advised for {heads} heads"
+    for kind, n in means.counts.items():
+        if n < 4 * scored:
+            yield f"{kind}: {n} reference events for {scored} scored transcripts; below four times as many, the error of the means moves all effects together"
+    for kind in asked.kinds:
+        if kind not in means.means:
+            yield f"{kind}: no event in the reference split, so the kind is left out"
     if asked.draws < max(9_999, 20 * heads):
         yield f"{asked.draws} permutations resolve q-values coarsely; {max(9_999, 20 * heads)} are advised"
     if asked.caliper != 0.25:
@@ -315,33 +331,10 @@ def _scored_events(surveys, scored, shape) -> tuple[pd.DataFrame, np.ndarray]:
     for s, x in zip(surveys, scored, strict=True):
         for n, e in enumerate(s.reading.events):
             margin = event_margin(s.reading, e)
+            near = next(((a, b) for name, a, b in e.spans if name == "near-miss"), (0, 0))
             rows.append({"transcript": e.transcript, "kind": e.kind, "position": e.position, "label": e.label, "region": e.region,
-                         "near_miss": e.near_miss or "", "start": e.start, "end": e.end, "chosen": e.chosen, "against": margin.against[0],
+                         "near_miss": e.near_miss or "", "near_start": near[0], "near_end": near[1], "start": e.start, "end": e.end, "chosen": e.chosen, "against": margin.against[0],
                          "alternatives": len(e.alternatives), "copied": e.copied, "short_prefix": e.short_prefix,
                          "m": float(x.measured.margins[n, 0]), "m0": float(x.measured.floors[n, 0])})
             values.append(x.measured.effects[n, 0])
     return pd.DataFrame(rows), np.stack(values) if values else np.zeros((0, *shape), np.float32)
-
-
-def evaluate(model: DecisionModel, surveys: Sequence[Survey], heads: HeadSet, kind: Kind, zbar: np.ndarray, asked: Options, memory: int) -> dict:
-    """Held-out: is the choice lost without the selected heads, and kept without as many others?"""
-    rng = np.random.default_rng(asked.seed)
-    others = [random_heads(heads, model.n_layers, model.n_heads, rng) for _ in range(asked.random_sets)]
-    kept, kept_others, chance = [], [], []
-    for s in surveys:
-        events = [e for e in s.reading.events if e.kind == kind]
-        if not events or not len(heads):
-            continue
-        branches = [Branch(e.position, (), (MeanAblate(h, zbar),)) for e in events for h in (heads, *others)]
-        for i, logits in branch_logits(model.hooked, s.reading.prefix, branches, memory):
-            e = events[i // (1 + len(others))]
-            best = e.alternatives[int(logits[0, list(e.alternatives)].argmax())] == e.chosen
-            (kept if i % (1 + len(others)) == 0 else kept_others).append(best)
-        chance += [1 / len(e.alternatives) for e in events]
-    knocked: KnockedIn = knock_in(model, [s.reading for s in surveys], heads, kind, seed=asked.seed, memory=memory)
-    share = lambda x: _number(np.mean(x)) if len(x) else None  # noqa: E731
-    return {
-        "held_out": {"events": len(kept), "choice_kept_without_selected": share(kept), "choice_kept_without_random": share(kept_others), "chance": share(chance)},
-        "knock_in": {"recipients": len(knocked.shift), "without_donor": knocked.without_donor, "shift": share(knocked.shift),
-                     "random_shift": share(knocked.random_shift), "flipped": share(knocked.flipped),
-                     "identity": _number(knocked.identity.max()) if len(knocked.identity) else None}}

@@ -78,6 +78,7 @@ class Dropped(NamedTuple):
     label: str
     start: int
     reason: str
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,15 +128,16 @@ def find_events(transcript: Transcript, labels: LabelSpace, tokenizer, *, encode
         exclude_emitted: labels already given are no longer alive.
     """
     encoded = encoded or encode(transcript, tokenizer)
+    every = labels  # a longer label that is no candidate is not the candidate it begins with
     if transcript.candidates is not None:
         labels = labels.subset(transcript.candidates)
     text, answer_at = transcript.text, transcript.answer_start
-    mentions = first_mentions(labels.mentions(text, answer_at))
-    named = labels.mentions(text, transcript.reasoning_start, answer_at)
+    mentions = first_mentions(every.mentions(text, answer_at))
+    dropped = [Dropped(transcript.id, m.label, m.start, "not among the candidates") for m in mentions if m.label not in labels]
+    mentions = [m for m in mentions if m.label in labels]
+    named = [m for m in every.mentions(text, transcript.reasoning_start, answer_at) if m.label in labels]
     given = {m.label for m in mentions}
-    rejected = [m for m in named if m.label not in given]
     events: list[DecisionEvent] = []
-    dropped: list[Dropped] = []
     for number, mention in enumerate(mentions):
         alive = labels
         if exclude_emitted and number:
@@ -146,14 +148,15 @@ def find_events(transcript: Transcript, labels: LabelSpace, tokenizer, *, encode
         except _Drop as drop:
             dropped.append(Dropped(transcript.id, mention.label, mention.start, str(drop)))
             continue
-        near = _near_miss(walk, mention, rejected, alive)
+        near = _near_miss(walk, mention, named, given, alive)
         about = dict(transcript=transcript.id, label=mention.label, region=labels.region(mention.label),
                      start=mention.start, end=mention.end, copied=any(m.label == mention.label for m in named),
                      spans=_readable(transcript, labels.region(mention.label), mention, near))
         kept, reasons = _events_of(walk, mention, near, alive, closers, about)
         events += kept
         dropped += [Dropped(transcript.id, mention.label, mention.start, reason) for reason in reasons]
-    accepted = len({m.label for m in named} & given)
+    shown = {m.label for m in named} & given
+    accepted = sum(any(labels.region(n) == labels.region(y) for n in shown - {y}) for y in given)
     return Events(tuple(events), tuple(dropped), accepted)
 
 
@@ -233,21 +236,31 @@ def _in_place(text: str, mention: Mention, begin: int, tokens: dict[int, Node], 
     """Keep the next tokens for which a label, put where the emitted one stands, really tokenizes so."""
     left = max(0, begin - _AROUND)
     head, tail = text[left:mention.start], text[mention.end:mention.end + _AROUND]
-    witnesses = [labels.labels[trie.order[node.lo]] for node in tokens.values()]
-    sequences = token_sequences(tokenizer, [head + witness + tail for witness in witnesses], begin - left)
-    return {token: node for (token, node), ids in zip(tokens.items(), sequences, strict=True)
-            if ids[: len(prefix)] == prefix and (token == END or ids[len(prefix)] == token)}
+    # a short label may merge with what follows where a longer one of the same branch does not: try up to three
+    tried = [(token, row) for token, node in tokens.items() for row in sorted({node.lo, (node.lo + node.hi) // 2, node.hi - 1})]
+    sequences = token_sequences(tokenizer, [head + labels.labels[trie.order[row]] + tail for _, row in tried], begin - left)
+    alive = {token for (token, _), ids in zip(tried, sequences, strict=True)
+             if ids[: len(prefix)] == prefix and (token == END or ids[len(prefix):len(prefix) + 1] == [token])}
+    return {token: node for token, node in tokens.items() if token in alive}
 
 
-def _near_miss(walk: _Walk, mention: Mention, rejected: Sequence[Mention], labels: LabelSpace) -> Mention | None:
-    """The rejected label of the same region: longest shared token prefix, then the latest mention."""
+def _near_miss(walk: _Walk, mention: Mention, named: Sequence[Mention], given: set[str], labels: LabelSpace) -> Mention | None:
+    """The rejected label of the same region: longest shared token prefix, then the latest mention.
+
+    Where the reasoning names the emitted label too, what it rejected on the way there, since the last label
+    that it accepted, comes first.
+    """
     region, written = labels.region(mention.label), walk.trie.sequence(walk.row)
+    own = max((m.start for m in named if m.label == mention.label), default=None)
 
     def shared(other: Mention) -> int:
         ids = walk.trie.sequence(int(walk.trie.rank[labels.index[other.label]]))
         return next((i for i, (a, b) in enumerate(zip(ids, written, strict=False)) if a != b), min(len(ids), len(written)))
 
-    same = [m for m in rejected if m.label in labels and labels.region(m.label) == region]
+    same = [m for m in named if m.label not in given and m.label in labels and labels.region(m.label) == region]
+    if own is not None:
+        since = max((m.end for m in named if m.label in given and m.start < own), default=0)
+        same = [m for m in same if since <= m.start < own] or same
     return max(same, key=lambda m: (shared(m), m.start), default=None)
 
 
@@ -289,7 +302,8 @@ def _events_of(walk: _Walk, mention: Mention, near: Mention | None, labels: Labe
         if event.competitors:
             found.append(event)
         else:
-            reasons.append("no closer is known" if END in others else "every other token may lead to the same region")
+            mixed_only = event.kind == "region" and event.mixed
+            reasons.append("every other token may lead to the same region" if mixed_only else "no closer is known")
     if not found and not reasons:
         reasons.append("nothing else alive")
     return found, reasons

@@ -7,11 +7,12 @@ sequences is a sorted matrix in which every query is a few binary searches.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -79,8 +80,9 @@ class LabelSpace:
             lengths[label[:3]].add(len(label))
         self._lengths = {start: sorted(sizes, reverse=True) for start, sizes in lengths.items()}
         self._known = known
+        self._starts: set[str] | None = None
         self.index = {label: i for i, label in enumerate(self.labels)}
-        self._tries: dict[tuple, LabelTrie] = {}
+        self._tries: dict[tuple, tuple[LabelTrie, object]] = {}
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -102,21 +104,27 @@ class LabelSpace:
         path = Path(path)
         if not path.is_file():
             raise InputError(f"{path}: no such label file")
-        text = path.read_text(encoding="utf-8-sig")
+        rows = []
         if path.suffix == ".jsonl":
-            rows = []
-            for number, line in enumerate(text.splitlines(), 1):
-                try:
-                    rows.append(json.loads(line))
-                except json.JSONDecodeError:
-                    raise InputError(f"{path}, line {number}: not JSON; write one object a line") from None
+            for number, record in read_jsonl(path):
+                if not isinstance(record, dict) or any(not isinstance(record.get(k, ""), str) for k in ("label", "description", "region")):
+                    raise InputError(f"{path}, line {number}: write label, description and region as text in one object a line")
+                rows.append(record)
         else:
-            rows = list(csv.DictReader(text.splitlines()))
-        if not rows or not all(isinstance(row, dict) and row.get("label") for row in rows):
+            try:
+                reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
+                reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+                rows = list(reader)
+            except csv.Error as error:
+                raise InputError(f"{path}: not CSV ({error}); quote labels that hold commas or quotes") from None
+        if not rows or not all(row.get("label") for row in rows):
             raise InputError(f"{path}: every row needs a label; give the file a 'label' column (and optionally 'description', 'region')")
-        labels = [str(row["label"]) for row in rows]
-        regions = {str(row["label"]): row["region"] for row in rows if row.get("region")}
-        described = {str(row["label"]): row["description"] for row in rows if row.get("description")}
+        odd = next((row["label"] for row in rows if row["label"] != row["label"].strip() or "\n" in row["label"]), None)
+        if odd is not None:
+            raise InputError(f"{path}: label {odd!r} has spaces around it or a line break in it; write labels as they stand in the text")
+        labels = [row["label"] for row in rows]
+        regions = {row["label"]: row["region"].strip() for row in rows if (row.get("region") or "").strip()}
+        described = {row["label"]: row["description"] for row in rows if row.get("description")}
         try:
             return cls(labels, region_by or regions or None, described)
         except InputError as error:
@@ -161,6 +169,12 @@ class LabelSpace:
                 return text[at:stop]
         return None
 
+    def begins_like(self, word: str) -> bool:
+        """Whether some label begins as `word` does (its first three characters, or all of a shorter word)."""
+        if self._starts is None:
+            self._starts = {start[:n] for start in self._lengths for n in (1, 2, 3)}
+        return word[:3] in self._starts or word[:2] in self._lengths or word[:1] in self._lengths
+
     # -- tokens ----------------------------------------------------------------------------
 
     def trie(self, tokenizer, before: str, lead: str) -> LabelTrie:
@@ -170,10 +184,32 @@ class LabelSpace:
             before: the character before the first token of the label ("" at the start of a text).
             lead: what that first token holds before the label itself, usually " " or "".
         """
+        # what a word ends with does not change how the next one begins: one letter and one digit stand for all
+        before = "x" if before.isalpha() else "1" if before.isdigit() else before
         key = (id(tokenizer), before, lead)
         if key not in self._tries:
-            self._tries[key] = LabelTrie.build(self, tokenizer, before, lead)
-        return self._tries[key]
+            self._tries[key] = (LabelTrie.build(self, tokenizer, before, lead), tokenizer)  # kept alive, so that its id stays its own
+        return self._tries[key][0]
+
+
+def read_text(path: Path) -> str:
+    """A text file as UTF-8, a BOM left out, line ends kept; raises InputError where it is not text."""
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, object]]:
+    """`(line number, value)` of every line that is not blank; raises InputError with the line."""
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError):
+                raise InputError(f"{path}, line {number}: not JSON; write one object a line") from None
 
 
 def _ends_at(text: str, stop: int) -> bool:

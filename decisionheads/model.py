@@ -165,9 +165,6 @@ class DecisionModel:
         """Prefill a transcript once, for everything that is asked of its events afterwards."""
         events = tuple(sorted(events, key=lambda e: (e.position, e.kind)))
         encoded = encode(transcript, self.tokenizer)
-        limit = getattr(self.hooked.config, "max_position_embeddings", None)
-        if limit and len(encoded) > limit:
-            raise InputError(f"transcript {transcript.id}: {len(encoded)} tokens are more than the {limit} that {self.name} can read; shorten the prompt")
         positions = tuple(dict.fromkeys(e.position for e in events))
         ids = torch.tensor(encoded.ids, dtype=torch.long, device=self.hooked.device)
         length = max(positions, default=len(ids) - 1) + 1

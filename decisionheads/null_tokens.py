@@ -52,8 +52,11 @@ def first_generated(transcript: Transcript, encoded: Encoded) -> int:
     return int(np.searchsorted(encoded.offsets[:, 1], transcript.reasoning_start, "right"))
 
 
-def null_positions(transcript: Transcript, encoded: Encoded, labels: LabelSpace, template: frozenset[int]) -> list[int]:
-    """Positions `t` whose next token is a null, ascending."""
+def null_positions(transcript: Transcript, encoded: Encoded, labels: LabelSpace, template: frozenset[int], tokenizer) -> list[int]:
+    """Positions `t` whose next token is a null, ascending.
+
+    A token that was written while two or more labels were alive is none, whether or not it became a label.
+    """
     inside = np.zeros(len(encoded), bool)
     for mention in labels.mentions(transcript.text, transcript.reasoning_start):
         tokens = encoded.tokens_in(mention.start, mention.end)
@@ -61,7 +64,28 @@ def null_positions(transcript: Transcript, encoded: Encoded, labels: LabelSpace,
         if len(tokens) and tokens[-1] + 1 < len(encoded):
             inside[tokens[-1] + 1] = True  # what closes a label may decide that it ends
     begin = max(1, first_generated(transcript, encoded))
+    for i in range(begin, len(encoded)):
+        if not inside[i]:
+            inside[i:i + _alive(transcript.text, encoded, i, labels, tokenizer)] = True
     return [i - 1 for i in range(begin, len(encoded)) if not inside[i] and int(encoded.ids[i]) not in template]
+
+
+def _alive(text: str, encoded: Encoded, i: int, labels: LabelSpace, tokenizer) -> int:
+    """How many tokens from `i` on follow a path of the label trie on which two or more labels were alive."""
+    start, end = map(int, encoded.offsets[i])
+    word = text[start:end].lstrip()
+    at = end - len(word)
+    if not word or (at and text[at - 1].isalnum() and word[0].isalnum()) or not labels.begins_like(word):
+        return 0
+    trie = labels.trie(tokenizer, text[max(start - 1, 0):start], text[start:at])
+    node, last = trie.root, 0
+    for count, token in enumerate(encoded.ids[i:], 1):
+        tokens = trie.children(node)
+        if int(token) not in tokens:
+            break
+        last = count if len(tokens) > 1 else last
+        node = tokens[int(token)]
+    return last
 
 
 @dataclass(frozen=True)

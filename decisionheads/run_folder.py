@@ -76,25 +76,40 @@ class RunFolder:
         self.check(path, inputs)
         self.path, self.inputs = path, inputs
         self.parts = path / "parts"
-        self.parts.mkdir(parents=True, exist_ok=True)
-        if not (path / "run.json").is_file():
-            write(path / "run.json", json.dumps({"inputs": inputs, "finished": False}, indent=1) + "\n")
+
+    def make(self) -> None:
+        """Make the folder; done with the first thing that is worth keeping."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not (self.path / "run.json").is_file():
+            write(self.path / "run.json", json.dumps({"inputs": self.inputs, "finished": False}, indent=1) + "\n")
+        self.parts.mkdir(exist_ok=True)
 
     @staticmethod
     def check(path: Path, inputs: dict[str, Any]) -> None:
         """Refuse a folder that these inputs may not be written to; makes nothing."""
         manifest = path / "run.json"
+        try:
+            above = path if path.exists() else next(p for p in path.absolute().parents if p.exists())
+        except OSError as error:
+            raise InputError(f"{path} cannot be a folder ({error.strerror}); name another") from None
+        if not above.is_dir() and not path.exists():
+            raise InputError(f"{path} cannot be made: {above} is not a folder; name another")
+        if not os.access(above, os.W_OK):
+            raise InputError(f"{path} cannot be written; name another folder")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             known = read_json(manifest) if manifest.is_file() else None
             if known is None:
                 raise InputError(f"{path} exists and is not a run folder; name a new folder")
-            if known.get("inputs") != json.loads(json.dumps(inputs)):
-                other = sorted(k for k in {*known.get("inputs", {}), *inputs} if known.get("inputs", {}).get(k) != json.loads(json.dumps(inputs)).get(k))
+            before, now = known.get("inputs"), json.loads(json.dumps(inputs))
+            if not isinstance(before, dict):
+                raise InputError(f"{manifest} names no inputs; is this a run folder?")
+            if before != now:
+                other = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
                 raise InputError(f"{path} was made from other inputs ({', '.join(other)} differ); name a new folder")
 
     @property
     def finished(self) -> bool:
-        return bool(read_json(self.path / "run.json").get("finished"))
+        return (self.path / "run.json").is_file() and read_json(self.path / "run.json").get("finished") is True
 
     def _part(self, name: str) -> Path:
         return self.parts / f"{digest(name)}.safetensors"
@@ -109,12 +124,14 @@ class RunFolder:
     def save_part(self, name: str, arrays: dict[str, np.ndarray]) -> None:
         from safetensors.numpy import save
 
+        self.make()
         write(self._part(name), save({k: np.ascontiguousarray(v) for k, v in arrays.items()}))
 
     def finish(self, found: Discovery, timings: dict[str, float], report: Callable[[Path], str] | None = None) -> None:
         """Write the tables, then the report, then mark the run finished."""
         import io
 
+        self.make()
         table = io.BytesIO()
         found.events.to_parquet(table, index=False)
         write(self.path / "events.parquet", table.getvalue())
@@ -149,7 +166,7 @@ class RunFolder:
 def read_json(path: Path) -> dict:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise InputError(f"{path} cannot be read as JSON; is this a run folder?") from None
     if not isinstance(found, dict):
         raise InputError(f"{path} is not a JSON object; is this a run folder?")
@@ -167,6 +184,9 @@ def open_run(path: Path) -> dict[str, Any]:
     manifest = read_json(path / "run.json")
     if not manifest.get("finished"):
         raise InputError(f"{path} is not finished; run the same discover command again to continue it")
+    missing = [name for name in ("summary.json", "heads.csv", "null_max.safetensors") if not (path / name).is_file()]
+    if missing or not {"model", "layers", "heads"} <= set(manifest):
+        raise InputError(f"{path} is not whole ({', '.join(missing) or 'run.json'}); make the run again in a new folder")
     return {"manifest": manifest, "summary": read_json(path / "summary.json")}
 
 

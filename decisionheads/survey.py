@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -57,6 +57,15 @@ class Survey:
     events: Sureness
     nulls: Sureness
     dropped: tuple[Dropped, ...]
+    accepted_near_misses: int
+
+    def only(self, kinds: Collection[Kind]) -> Survey:
+        """The same survey with events of some kinds only."""
+        keep = [i for i, e in enumerate(self.reading.events) if e.kind in kinds]
+        part = lambda x: x[keep]  # noqa: E731
+        s = self.events
+        events = Sureness(part(s.positions), part(s.margin), part(s.rival), part(s.covariates), tuple(s.classes[i] for i in keep))
+        return replace(self, reading=replace(self.reading, events=tuple(self.reading.events[i] for i in keep)), events=events)
 
 
 def survey(model: DecisionModel, transcript: Transcript, labels: LabelSpace, closers: Sequence[int], template: frozenset[int], asked: Options) -> Survey:
@@ -65,7 +74,7 @@ def survey(model: DecisionModel, transcript: Transcript, labels: LabelSpace, clo
     found = find_events(transcript, labels, model.tokenizer, encoded=encoded, closers=closers)
     events = tuple(e for e in found if e.primary and e.kind in asked.kinds)
     space = labels if transcript.candidates is None else labels.subset(transcript.candidates)
-    nulls = null_positions(transcript, encoded, space, template)
+    nulls = null_positions(transcript, encoded, space, template, model.tokenizer)
     positions = sorted({e.position for e in events} | set(nulls))
     if not events:
         reasons = ", ".join(f"{n} {reason}" for reason, n in found.dropped_by_reason().items()) or "no label of the label file is in its answer"
@@ -76,7 +85,7 @@ def survey(model: DecisionModel, transcript: Transcript, labels: LabelSpace, clo
     dropped = list(found.dropped)
     if asked.greedy:
         wins = lambda e: int(prefix.logits[index[e.position], list(e.alternatives)].argmax()) == e.alternatives.index(e.chosen)  # noqa: E731
-        dropped += [Dropped(e.transcript, e.label, e.start, "not the best among live tokens") for e in events if not wins(e)]
+        dropped += [Dropped(e.transcript, e.label, e.start, "not the best among live tokens", e.kind) for e in events if not wins(e)]
         events = tuple(e for e in events if wins(e))
     at = lambda where: sureness(transcript, encoded, where, prefix.logits[[index[p] for p in where]])  # noqa: E731
     everywhere = at(nulls)
@@ -85,7 +94,7 @@ def survey(model: DecisionModel, transcript: Transcript, labels: LabelSpace, clo
         events, sure = _pseudo_events(events, sure, everywhere, encoded, asked.seed)
     own = tuple(dict.fromkeys(e.position for e in events))
     kept = replace(prefix, logits=prefix.logits[[index[p] for p in own]], positions=own)
-    return Survey(Reading(transcript, encoded, events, kept), at([e.position for e in events]), at(sure), tuple(dropped))
+    return Survey(Reading(transcript, encoded, events, kept), at([e.position for e in events]), at(sure), tuple(dropped), found.accepted_near_misses)
 
 
 def _pseudo_events(events: tuple[DecisionEvent, ...], sure: list[int], nulls: Sureness, encoded: Encoded,
@@ -132,6 +141,8 @@ def reference(model: DecisionModel, surveys: Sequence[Survey], asked: Options, m
         used = [flat[j] for nulls in match_kind(surveys, kind, max(asked.caliper, CALIPER)).nulls for j in nulls]
         if len(used) < 2:
             used = flat  # nothing matches: the mean over all reference nulls
+        if len(used) < 2:
+            raise InputError("the reference split has no null tokens: its texts hold nothing but labels; give transcripts with reasoning")
         zn = [clean_z(model.hooked, surveys[i].reading.prefix, [int(surveys[i].nulls.positions[j])], memory)[0].cpu().double() for i, j in used]
         null_means[kind] = torch.stack(zn).mean(0).float().numpy()
         effects, margins = [], []

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Int
 
 from .errors import InputError
+from .labels import read_jsonl
 
 
 class Span(NamedTuple):
@@ -85,37 +86,64 @@ class Transcript:
         if prompt is None and record.get("messages") is not None:
             if tokenizer is None or getattr(tokenizer, "chat_template", None) is None:
                 raise InputError("'messages' need a tokenizer with a chat template; give 'prompt' instead")
-            prompt = tokenizer.apply_chat_template(record["messages"], tokenize=False, add_generation_prompt=True)
-        answer = record.get("answer", record.get("content"))
-        reasoning = record.get("reasoning", record.get("reasoning_content")) or ""
-        for name, value in (("id", record.get("id")), ("prompt", prompt), ("answer", answer)):
+            try:
+                prompt = tokenizer.apply_chat_template(record["messages"], tokenize=False, add_generation_prompt=True)
+            except Exception as error:  # templates raise whatever they like
+                raise InputError(f"the chat template does not take these messages ({' '.join(str(error).split())[:120]}); give 'prompt' instead") from None
+        first = lambda *names: next((record[n] for n in names if record.get(n) is not None), None)  # noqa: E731
+        answer, reasoning = first("answer", "content"), first("reasoning", "reasoning_content") or ""
+        name_of = record.get("id")
+        if isinstance(name_of, int) and not isinstance(name_of, bool):
+            name_of = str(name_of)
+        for name, value in (("id", name_of), ("prompt", prompt), ("answer", answer)):
             if value is None or value == "":
                 raise InputError(f"no {name}; every transcript needs 'id', 'prompt' (or 'messages') and 'answer'")
-        for name, value in (("prompt", prompt), ("reasoning", reasoning), ("answer", answer)):
-            if not isinstance(value, str):
-                raise InputError(f"{name} is not text; write it as one string")
+        for name, value in (("id", name_of), ("prompt", prompt), ("reasoning", reasoning), ("answer", answer), ("group", record.get("group") or "")):
+            _text(name, str(value) if name == "group" and isinstance(value, int) else value)
+        if not name_of.isprintable():
+            raise InputError(f"id {name_of!r} holds a line break or control character; use plain text")
+        lists = {name: _list(name, record.get(name)) for name in ("candidates", "labels", "spans", "token_ids")}
+        for name in ("candidates", "labels"):
+            for value in lists[name] or ():
+                _text(f"an entry of {name}", value)
+        if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31 for i in lists["token_ids"] or ()):
+            raise InputError("token_ids are not all token ids; give whole numbers from 0 on")
         whole = prompt + reasoning + answer
         spans = []
-        for span in record.get("spans") or ():
-            try:
-                spans.append(Span(span["name"], int(span["start"]), int(span["end"]), span.get("of") or ""))
-            except (KeyError, TypeError, ValueError):
-                raise InputError("a span lacks 'name', 'start' or 'end'; give all three") from None
+        for span in lists["spans"] or ():
+            fits = isinstance(span, dict) and isinstance(span.get("name"), str) and isinstance(span.get("of") or "", str)
+            if not fits or any(isinstance(span.get(k), bool) or not isinstance(span.get(k), int) for k in ("start", "end")):
+                raise InputError("a span lacks 'name', 'start' or 'end'; give all three, as text and whole numbers")
+            spans.append(Span(span["name"], span["start"], span["end"], span.get("of") or ""))
             start, end = spans[-1].start, spans[-1].end
             if not 0 <= start < end <= len(whole):
                 raise InputError(f"span {span['name']!r} is {start}:{end} in a text of {len(whole)} characters; mend its offsets")
             if span.get("text") is not None and span["text"] != whole[start:end]:
                 raise InputError(f"span {span['name']!r} does not match the text at {start}:{end}; count characters of the whole text, CR and LF included")
-        candidates, ids = record.get("candidates"), record.get("token_ids")
-        return cls(str(record["id"]), prompt, reasoning, answer, None if candidates is None else tuple(map(str, candidates)),
-                   tuple(map(str, record.get("labels") or ())), None if record.get("group") is None else str(record["group"]),
-                   tuple(spans), None if ids is None else tuple(map(int, ids)))
+        candidates, ids = lists["candidates"], lists["token_ids"]
+        return cls(name_of, prompt, reasoning, answer, None if candidates is None else tuple(candidates), tuple(lists["labels"] or ()),
+                   None if record.get("group") is None else str(record["group"]), tuple(spans), None if ids is None else tuple(ids))
 
     def to_record(self) -> dict[str, Any]:
-        record = {k: v for k, v in asdict(self).items() if v not in (None, (), "")} | {"reasoning": self.reasoning}
+        record = {k: v for k, v in asdict(self).items() if v is not None and (v != () or k == "candidates")}
         if self.spans:
             record["spans"] = [span._asdict() for span in self.spans]
         return record
+
+
+def _text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InputError(f"{name} is not text; write it as one string")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{name} holds half of a character (a lone surrogate); write it as UTF-8") from None
+
+
+def _list(name: str, value: object) -> list | tuple | None:
+    if value is not None and not isinstance(value, list | tuple):
+        raise InputError(f"{name} is not a list; write it in square brackets")
+    return value
 
 
 def load_transcripts(path: str | Path, tokenizer=None) -> list[Transcript]:
@@ -125,19 +153,14 @@ def load_transcripts(path: str | Path, tokenizer=None) -> list[Transcript]:
         raise InputError(f"{path}: no such transcript file")
     found: list[Transcript] = []
     seen: dict[str, int] = {}
-    with open(path, encoding="utf-8", newline="\n") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                found.append(Transcript.from_record(json.loads(line), tokenizer))
-            except json.JSONDecodeError:
-                raise InputError(f"{path}, line {number}: not JSON; write one object a line") from None
-            except InputError as error:
-                raise InputError(f"{path}, line {number}: {error}") from None
-            if found[-1].id in seen:
-                raise InputError(f"{path}, line {number}: id {found[-1].id!r} was already used in line {seen[found[-1].id]}; give each transcript its own")
-            seen[found[-1].id] = number
+    for number, record in read_jsonl(path):
+        try:
+            found.append(Transcript.from_record(record, tokenizer))
+        except InputError as error:
+            raise InputError(f"{path}, line {number}: {error}") from None
+        if found[-1].id in seen:
+            raise InputError(f"{path}, line {number}: id {found[-1].id!r} was already used in line {seen[found[-1].id]}; give each transcript its own")
+        seen[found[-1].id] = number
     if not found:
         raise InputError(f"{path}: the file is empty; give at least one transcript")
     return found
@@ -204,19 +227,24 @@ def encode(transcript: Transcript, tokenizer) -> Encoded:
         ids = np.array(transcript.token_ids)
         offsets = None
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        for lead in (0, 1):  # with or without a BOS in front
-            if len(ids) >= lead and encoded["input_ids"] == ids[lead:].tolist():
+        for lead in range(2 if len(ids) and ids[0] == tokenizer.bos_token_id else 1):  # with or without a BOS in front
+            if encoded["input_ids"] == ids[lead:].tolist():
                 offsets = np.array([(0, 0)] * lead + list(encoded["offset_mapping"])).reshape(-1, 2)
                 break
-    if offsets is None or _broken(ids, offsets, text):
+    if offsets is None or _broken(ids, offsets, text, set(tokenizer.all_special_ids)):
         offsets = _rebuild_offsets(ids, text, tokenizer, transcript.id)
     return Encoded(ids, offsets)
 
 
-def _broken(ids: np.ndarray, offsets: np.ndarray, text: str) -> bool:
-    """Whether a tokenizer returned empty spans for tokens that stand for text."""
-    covered = (offsets[:, 1] - offsets[:, 0]).clip(0).sum()
-    return bool(covered < len(text.replace(" ", "").replace("\n", "")) * 0.5 or (np.diff(offsets[:, 0]) < 0).any())
+def _broken(ids: np.ndarray, offsets: np.ndarray, text: str, special: set[int]) -> bool:
+    """Whether a tokenizer returned empty or disordered spans for tokens that stand for text."""
+    if offsets[-1, 1] == 0 and len(text):
+        return True  # something without characters stands at the end
+    empty = offsets[:, 0] >= offsets[:, 1]
+    lead = 0
+    while lead < len(ids) and int(ids[lead]) in special and empty[lead]:
+        lead += 1  # special tokens in front stand for nothing
+    return bool(empty[lead:].any() or (np.diff(offsets[lead:, 0]) < 0).any())
 
 
 def _rebuild_offsets(ids: np.ndarray, text: str, tokenizer, name: str) -> np.ndarray:

@@ -16,10 +16,11 @@ from .errors import InputError
 from .events import Kind
 from .labels import LabelSpace
 from .model import DecisionModel
+from .null_tokens import first_generated
 from .report import build_report
 from .run_folder import RunFolder, digest, hash_files, open_run, write
 from .survey import Options
-from .transcripts import Transcript, load_transcripts, save_transcripts
+from .transcripts import Transcript, encode, load_transcripts, save_transcripts
 
 DEMO_TEXTS = 200
 
@@ -37,6 +38,7 @@ def discover_files(model: str, transcripts: Path, labels: Path, out: Path, optio
     inputs = {"model": _model_hash(model), "transcripts": hash_files([transcripts]), "labels": hash_files([labels]),
               "options": asdict(options), "dtype": dtype, "with_text": with_text, "random_weights": random_weights}
     RunFolder.check(out, inputs)
+    check_device(device)
     loaded = DecisionModel.from_pretrained(model, dtype=dtype, device=device, random_weights=random_weights)
     return run(loaded, texts, space, out, inputs, options, memory, with_text, progress)
 
@@ -68,6 +70,7 @@ def run_demo(name: str, out: Path, seed: int, memory: int, texts: int = DEMO_TEX
     torch.set_num_threads(1)  # matrices this small are slower on two
     model = DecisionModel.from_pretrained(folder)
     store = RunFolder(out, inputs)
+    store.make()
     if not (out / "transcripts.jsonl").is_file():
         save_transcripts(tiny.generate(model, texts, seed, progress=progress), out / ".transcripts")
         (out / ".transcripts").replace(out / "transcripts.jsonl")
@@ -82,7 +85,7 @@ def check_usable(texts: Sequence[Transcript], space: LabelSpace, path: Path) -> 
     for t in texts:
         for label in t.candidates or ():
             if label not in space:
-                raise InputError(f"{path}: transcript {t.id} lists the candidate {label!r}, which is not in the label file; add it there or drop it")
+                raise InputError(f"{path}: transcript {t.id!r} lists the candidate {label!r}, which is not in the label file; add it there or drop it")
     named = sum(bool(space.mentions(t.text, t.answer_start)) for t in texts)
     if not named:
         raise InputError(f"{path}: no label of the label file occurs in any answer; are labels and answers written the same way?")
@@ -93,19 +96,14 @@ def check_usable(texts: Sequence[Transcript], space: LabelSpace, path: Path) -> 
 def example(found: Discovery, model: DecisionModel, texts: Iterable[Transcript]) -> dict:
     """Tokens around the best departure (or any event), for the report; holds text."""
     order = {"departure": 0, "label": 1, "region": 2}
-    rows = sorted(found.events.itertuples(), key=lambda r: (order[r.kind], -r.m))
-    row = rows[0]
+    row = min(found.events.itertuples(), key=lambda r: (order[r.kind], -r.m))
     transcript = next(t for t in texts if t.id == row.transcript)
-    reading_ids = model.tokenizer(transcript.text, return_offsets_mapping=True, add_special_tokens=False)
-    offsets = reading_ids["offset_mapping"]
-    end = next(i for i, (_, stop) in enumerate(offsets) if stop >= row.end)
-    begin = next((i for i, (_, stop) in enumerate(offsets) if stop > transcript.reasoning_start), 0)
-    begin = max(begin, end - 160)
-    near = transcript.text.rfind(row.near_miss, transcript.reasoning_start, transcript.answer_start) if row.near_miss else -1
-    words = [transcript.text[a:b] for a, b in offsets[begin:end + 1]]
-    marked = [i for i, (a, b) in enumerate(offsets[begin:end + 1]) if near >= 0 and a < near + len(row.near_miss) and b > near]
-    chosen = next(i for i, (a, b) in reversed(list(enumerate(offsets[begin:end + 1]))) if model.tokenizer.decode([row.chosen]) == transcript.text[a:b])
-    return {"tokens": words, "chosen": chosen, "near_miss": marked, "wrote": model.tokenizer.decode([row.chosen]),
+    encoded = encode(transcript, model.tokenizer)
+    chosen = row.position + 1
+    begin = max(first_generated(transcript, encoded), chosen - 160)
+    words = [transcript.text[a:b] for a, b in encoded.offsets[begin:chosen + 12]]
+    marked = [int(i) - begin for i in encoded.tokens_in(row.near_start, row.near_end) if i >= begin] if row.near_miss else []
+    return {"tokens": words, "chosen": chosen - begin, "near_miss": marked, "wrote": model.tokenizer.decode([row.chosen]),
             "against": model.tokenizer.decode([row.against]), "m": row.m, "m0": row.m0, "kind": row.kind}
 
 
@@ -162,6 +160,16 @@ def _tokenizer_for(model: str, transcripts: Path):
     if not transcripts.is_file() or '"messages"' not in transcripts.read_text(encoding="utf-8", errors="replace"):
         return None
     return DecisionModel.load_tokenizer(model)
+
+
+def check_device(device: str | None) -> None:
+    """Refuse a device that is not there, before anything is loaded onto it."""
+    import torch
+
+    try:
+        torch.empty(1, device=device or "cpu").item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"device {device!r} cannot be used ({str(error).splitlines()[0][:100]}); try cpu") from None
 
 
 def kinds_of(text: str) -> tuple[Kind, ...]:

@@ -101,7 +101,7 @@ def test_every_option_of_discover_changes_something(files, demo, tmp_path, capsy
     assert discover(files, tmp_path / "base", *base) == 0
     capsys.readouterr()
     reference = (tmp_path / "base" / "heads.csv").read_bytes()
-    for i, more in enumerate((["--kinds", "region"], ["--alpha", "0.0001"], ["--seed", "3"], ["--draws", "299"])):
+    for i, more in enumerate((["--kinds", "region"], ["--alpha", "0.5"], ["--seed", "3"], ["--draws", "299"])):
         out = tmp_path / str(i)
         assert discover(files, out, *base, *more) == 0
         assert (out / "heads.csv").read_bytes() != reference, more

@@ -161,3 +161,35 @@ def test_every_alternative_is_a_real_tokenization():
 def test_unknown_options_are_errors():  # B2
     with pytest.raises(TypeError):
         find_events(text("answer: I10\n"), LabelSpace(CODES), bpe(), closer=(1,))
+
+
+def test_a_near_miss_belongs_to_its_own_mention():
+    labels = ["I50.9", "I50.23", "I50.1", "I50.32", "I10"]
+    reasoning = "step 1: I50.23? not acute, so I50.9. step 2: I50.1? no, so I50.32. "
+    events = found(text("answer: I50.9, I50.32\n", reasoning), labels)
+    assert {(e.label, e.near_miss) for e in events.of_kind("departure")} == {("I50.9", "I50.23"), ("I50.32", "I50.1")}
+
+
+def test_a_longer_label_that_is_no_candidate_is_not_the_one_it_begins_with():
+    t = text("answer: I50.23 and I10\n", candidates=("I50", "I10", "J44.9"))
+    events = found(t, ["I50", "I50.23", "I10", "J44.9"])
+    assert {e.label for e in events} == {"I10"} and events.dropped_by_reason() == {"not among the candidates": 1}
+
+
+def test_accepted_near_misses_are_labels_of_the_same_region():
+    assert found(text("answer: I50.9, I10\n", "I50.9 and I10. ")).accepted_near_misses == 0
+    assert found(text("answer: I50.9, I50.23\n", "I50.23 or I50.9? ")).accepted_near_misses == 2
+
+
+def test_a_branch_lives_if_any_of_its_labels_does():
+    """`C+` merges with a comma after it, `C+x` does not: `+` stays alive."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {c: i for i, c in enumerate(["C", "+", "x", "#", ",", " ", "z", "+,", "a"])}
+    core = Tokenizer(models.BPE(vocabulary, [("+", ",")]))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.Split(" ", "isolated"), decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
+    space = LabelSpace(["C", "C+", "C+x", "C#"], {"C": "r", "C+": "r", "C+x": "r", "C#": "q"})
+    events = find_events(Transcript("t", "a", "", " C, z"), space, tokenizer, closers=(vocabulary[","],))
+    assert any(vocabulary["+"] in e.alternatives for e in events)

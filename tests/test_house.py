@@ -24,6 +24,7 @@ FLOORS = [
     ["ablation"],
     ["attribution", "knock_in", "null_tokens"],
     ["survey"],
+    ["held_out"],
     ["discovery"],
     ["tiny"],
     ["run_folder"],

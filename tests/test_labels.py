@@ -140,3 +140,23 @@ def test_a_large_space_is_never_scanned(monkeypatch):
     assert trie.n_regions(trie.root) == trie.n_regions(trie.root) == len(words)
     assert len(counted) == 1
     assert [m.label for m in space.mentions(f"first {labels[7]}, then {labels[12_345]}.")] == [labels[7], labels[12_345]]
+
+
+def test_ordinary_csv_is_read_as_it_is(tmp_path):
+    file = tmp_path / "l.csv"
+    file.write_text('label, region,description\nI10, heart,"first\nsecond"\nI50.9,heart,a\x0cJ44.9\n')
+    space = LabelSpace.load(file)
+    assert space.labels == ("I10", "I50.9") and space.region("I10") == "heart" and space.descriptions["I10"] == "first\nsecond"
+    (tmp_path / "l.jsonl").write_text('{"label": "I10", "description": "a\u2028b"}\n\n{"label": "I50.9"}\n')
+    assert LabelSpace.load(tmp_path / "l.jsonl").labels == ("I10", "I50.9")
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    (b"\xff\xfel\x00", "not UTF-8"), (b'label,region\n" I10",x\n', "has spaces around it"), (b'label\n"I10', "not CSV"),
+    (b'{"label": 5}\n', "as text"), (b'{"label": "I10", "region": ["b"]}\n', "as text"), (b"[1]\n", "as text"), (b"{\n", "line 1: not JSON")])
+def test_odd_files_are_one_sentence(tmp_path, content, said):
+    file = tmp_path / ("l.jsonl" if content[:1] in b"{[" else "l.csv")
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=said) as caught:
+        LabelSpace.load(file)
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)

@@ -22,7 +22,7 @@ def test_parts_come_back_as_they_were(tmp_path):
 
 
 def test_a_folder_belongs_to_its_inputs(tmp_path):
-    RunFolder(tmp_path / "run", {"seed": 1, "model": "x"})
+    RunFolder(tmp_path / "run", {"seed": 1, "model": "x"}).make()
     assert not RunFolder(tmp_path / "run", {"seed": 1, "model": "x"}).finished
     with pytest.raises(InputError, match=r"other inputs \(seed differ\)"):
         RunFolder(tmp_path / "run", {"seed": 2, "model": "x"})

@@ -126,3 +126,68 @@ def test_offsets_that_a_tokenizer_leaves_empty_are_rebuilt():  # H1
     t = Transcript("a", "codes: ", "", "I50.9 é")
     rebuilt, own = encode(t, Broken()).offsets, encode(t, bpe()).offsets
     assert np.array_equal(rebuilt[:-3], own[:-3]) and (rebuilt[:, 1] > rebuilt[:, 0]).all() and rebuilt[-1, 1] == len(t.text)
+
+
+def test_null_fields_fall_back_and_empty_lists_survive():
+    record = {"id": "a", "prompt": "p", "reasoning": None, "reasoning_content": "hm", "answer": None, "content": "I10", "candidates": []}
+    t = Transcript.from_record(record)
+    assert (t.reasoning, t.answer, t.candidates) == ("hm", "I10", ())
+    assert Transcript.from_record(t.to_record()) == t  # "none listed" does not become "all of them"
+
+
+@pytest.mark.parametrize("change", [
+    {"candidates": "I50.9"}, {"candidates": 5}, {"labels": [5]}, {"token_ids": ["a"]}, {"token_ids": [1.5]}, {"token_ids": [-1]}, {"token_ids": [10**30]},
+    {"token_ids": [None]}, {"spans": 5}, {"spans": [{"name": ["x"], "start": 0, "end": 1}]}, {"spans": [{"name": "x", "start": 0.9, "end": 2}]},
+    {"spans": [{"name": "x", "start": True, "end": 2}]}, {"id": []}, {"id": True}, {"id": "a\nb"}, {"group": {"a": 1}}, {"prompt": "\ud800"}, {"answer": 5}])
+def test_wrong_types_are_one_sentence(tmp_path, change):
+    file = tmp_path / "t.jsonl"
+    file.write_text(json.dumps({**GOOD, **change}) + "\n")
+    with pytest.raises(InputError) as caught:
+        load_transcripts(file)
+    assert "line 1: " in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe{\x00", b"[" * 100_000 + b"\n", b'{"id": ' + b"9" * 5000 + b"}\n", "\ufeff".encode() + b"nope\n"])
+def test_hostile_files_are_one_sentence(tmp_path, content):
+    file = tmp_path / "t.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match="not UTF-8|line 1: not JSON|line 1: no id"):
+        load_transcripts(file)
+
+
+def test_a_bom_is_left_out(tmp_path):
+    (tmp_path / "t.jsonl").write_bytes("\ufeff".encode() + json.dumps(GOOD).encode())
+    assert load_transcripts(tmp_path / "t.jsonl")[0].id == "a"
+
+
+def test_a_template_that_raises_is_one_sentence():
+    tokenizer = bpe()
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    try:
+        with pytest.raises(InputError, match="roles must alternate"):
+            Transcript.from_record({"id": "a", "messages": [{"role": "x", "content": "y"}], "answer": "I10"}, tokenizer)
+    finally:
+        tokenizer.chat_template = None
+
+
+def test_a_first_id_that_is_no_bos_is_refused():  # I1
+    tokenizer = bpe()
+    ids = tokenizer("codes:\nI10")["input_ids"]
+    with pytest.raises(InputError, match="do not decode"):
+        encode(Transcript("a", "codes:\n", "", "I10", token_ids=(tokenizer("z")["input_ids"][0], *ids)), tokenizer)
+
+
+def test_two_empty_offsets_among_many_are_rebuilt():  # H1
+    class Partly:
+        bos_token, bos_token_id, all_special_ids = "<s>", 0, bpe().all_special_ids
+
+        def __call__(self, text, **options):
+            encoded = bpe()(text, add_special_tokens=False, return_offsets_mapping=True)
+            offsets = [(s, s) if i in (3, 4) else (s, e) for i, (s, e) in enumerate(encoded["offset_mapping"])]
+            return {"input_ids": encoded["input_ids"], "offset_mapping": offsets}
+
+        def decode(self, ids):
+            return bpe().decode(ids)
+
+    t = Transcript("a", "codes: ", "", "I50.9")
+    assert np.array_equal(encode(t, Partly()).offsets, encode(t, bpe()).offsets)
