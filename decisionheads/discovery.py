@@ -307,9 +307,9 @@ def _warnings(asked: Options, shape, usable, matched, means: ReferenceMeans, sco
             yield f"{kind}: exploratory, only {n} transcripts are calibrated; {60 if heads >= 200 else EXPLORATORY} are advised"
         elif heads >= 200 and n < 60:
             yield f"{kind}: {n} transcripts are calibrated; 60 are advised for {heads} heads"
-    for kind, n in means.counts.items():
-        if n < 4 * scored:
-            yield f"{kind}: {n} reference events for {scored} scored transcripts; below four times as many, the error of the means moves all effects together"
+    few = [f"{kind} {n}" for kind, n in means.counts.items() if n < 4 * scored]
+    if few:
+        yield f"few reference events for {scored} scored transcripts ({', '.join(few)}); below four times as many, the error of the means moves all effects together"
     for kind in asked.kinds:
         if kind not in means.means:
             yield f"{kind}: no event in the reference split, so the kind is left out"

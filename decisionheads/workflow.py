@@ -61,7 +61,7 @@ def run_demo(name: str, out: Path, seed: int, memory: int, texts: int = DEMO_TEX
     if name not in ("llama", "gpt2"):
         raise InputError(f"there is no embedded model {name!r} for the demo: choose llama or gpt2")
     # nulls of these short texts are few: a wider caliper, and said so in the result
-    options = Options(seed=seed, caliper=0.5, minimum=min(30, max(3, texts // 8)))
+    options = Options(seed=seed, caliper=0.5, minimum=30 if texts >= DEMO_TEXTS else max(3, texts // 8))
     folder = tiny.path(name)
     inputs = {"model": _model_hash(str(folder)), "demo_texts": texts, "options": asdict(options), "with_text": True}
     RunFolder.check(out, inputs)
@@ -118,7 +118,8 @@ def show(folder: Path, most: int = 5) -> str:
     for kind, found in summary["kinds"].items():
         lines += ["", f"{kind}: {found['events']} events, margin {found['m']:.2f} logits ({found['m0']:.2f} with every head ablated); {found['set_size']} of {found['heads']} heads selected",
                   "  head     effect  [95% interval]    % of m       q  max-T p"]
-        for r in heads[heads["kind"] == kind].head(most).itertuples():
+        table = heads[heads["kind"] == kind]
+        for r in table[(table["rank"] <= most) | table["selected"]].head(2 * most).itertuples():
             interval = f"[{r.ci_low:+.2f}, {r.ci_high:+.2f}]"
             lines.append(f"{' *' if r.selected else '  '}{f'L{r.layer}H{r.head}':7}{r.effect:+8.2f}  {interval:16}{100 * r.effect / found['m']:+7.0f}%{r.q_value:9.4f}{r.p_maxt:9.4f}")
         lines += _held_out(found)
