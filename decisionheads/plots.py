@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 SCALE = [[0.0, "#8c510a"], [0.25, "#d8b365"], [0.5, "#f2f2f2"], [0.75, "#5ab4ac"], [1.0, "#01665e"]]
-FOR, AGAINST, MUTED, LINE = "#01665e", "#8c510a", "#b0b0b0", "#888888"
+FOR, AGAINST, MUTED, LINE = "#01857b", "#a6611a", "#b0b0b0", "#888888"
 
 
 def _layout(figure: Figure, title: str, x: str, y: str, height: int = 420) -> Figure:

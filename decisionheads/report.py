@@ -49,7 +49,7 @@ def build_report(folder: Path) -> str:
         figures = [plots.effect_map(table), plots.ranked_heads(table), plots.attribution_against_exact(table)]
         if kind in nulls:
             figures.append(plots.null_distribution(table, nulls[kind]))
-        parts += [f.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True}) for f in figures]
+        parts += [f.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False, "responsive": True}) for f in figures]
         parts.append(_table(table))
     parts.append(f"<h2>How this was made</h2>{_made(manifest)}")
     return ("<!doctype html>\n<html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>"

@@ -101,6 +101,29 @@ def test_blocked_reads_equal_a_forward_without_those_keys(random_model, random_p
     assert (want - prefix.logits[TIMES.index(40)]).abs().max() > 0.01
 
 
+def test_a_blocked_row_still_sums_to_one_and_is_not_a_zeroed_pattern(random_model, prefix):  # D3
+    """Removed before softmax, the rest renormalises; weights zeroed after it are another thing."""
+    model, head, block = random_model, 2, BlockReads(HeadSet([(1, 2)]), 5, 12)
+    seen = []
+    point = model.bridge.blocks[1].attn.hook_pattern
+    handle = point.register_forward_hook(lambda m, args, out: seen.append(out[0, :, 0].clone()))
+    blocked = run(model, prefix, [Branch(40, (), (block,))])[0][0]
+    clean = run(model, prefix, [Branch(40)])[0][0]
+    handle.remove()
+    assert (seen[0].sum(-1) - 1).abs().max() <= 1e-6 and seen[0][head, 5:12].sum() == 0 and seen[1][head, 5:12].sum() > 1e-4
+    assert torch.equal(seen[0][head + 1], seen[1][head + 1])  # other heads of the layer read as before
+
+    def zero(m, args, out):
+        out = out.clone()
+        out[0, head, 0, 5:12] = 0
+        return out
+
+    handle = point.register_forward_hook(zero)
+    zeroed = run(model, prefix, [Branch(40)])[0][0]
+    handle.remove()
+    assert (zeroed - blocked).abs().max() > 1e-5 and (zeroed - clean).abs().max() > 1e-5
+
+
 def test_blocking_everything_leaves_the_own_key_and_no_nan(random_model, random_plain, prefix, ids):  # D1
     everything = HeadSet.all(random_model.n_layers, random_model.n_heads)
     blocked = run(random_model, prefix, [Branch(40, (), (BlockReads(everything, 0, 1000),))])[0][0]
