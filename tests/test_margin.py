@@ -49,3 +49,10 @@ def test_a_margin_needs_another_token():
 
 def test_competitors_count_once():  # E5
     assert fix_margin(torch.tensor([0.0, 1.0, 2.0]), 0, [1, 1, 2, 2], "logsumexp").against == (1, 2)
+
+
+def test_the_runner_up_is_the_strongest_wherever_it_stands():
+    for best in (1, 2, 3):
+        clean = torch.zeros(4)
+        clean[best] = 2.0
+        assert fix_margin(clean, 0, [1, 2, 3]).against == (best,)

@@ -59,6 +59,6 @@ def test_digests_tell_parts_apart():
 
 
 def test_text_in_reports_is_escaped():
-    example = {"tokens": ["<script>alert(1)</script>", "&"], "chosen": 1, "near_miss": [0], "wrote": "<b>", "against": "'\"", "m": 1.0, "m0": 0.0, "kind": "region"}
+    example = {"tokens": ["<script>alert(1)</script>", "<script>", "<script>"], "chosen": 1, "near_miss": [0], "wrote": "<b>", "against": "'\"", "m": 1.0, "m0": 0.0, "kind": "region"}
     page = _example(json.loads(json.dumps(example)))
     assert "<script>" not in page and "&lt;script&gt;" in page and "&lt;b&gt;" in page
