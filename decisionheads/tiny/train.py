@@ -169,7 +169,7 @@ def train(family: str, seed: int, student: bool = False, hold: int = 9000, decay
           batch: int = 16, peak: float = 2e-3, log=None) -> tuple[nn.Module, dict]:
     """Train one model: learning rate held until learned (or for `hold` steps), then decayed."""
     model, rng = build(family, seed), random.Random(f"train {seed}")
-    # Muon evens out the directions of a matrix: fused q, k and v are split, or v would drown the others
+    # Muon evens out the directions of a matrix: q, k and v, fused in gpt2, are each given their own
     fused = {name: [nn.Parameter(part.detach().clone()) for part in p.chunk(3, 1)] for name, p in model.named_parameters() if "c_attn.weight" in name}
     named = [(name, p) for name, p in model.named_parameters() if name not in fused] + [(name, p) for name, parts in fused.items() for p in parts]
     embeds = ("embed", "wte", "wpe", "lm_head")
