@@ -177,7 +177,7 @@ def mean_ablate(model: DecisionModel, reading: Reading, means: ReferenceMeans, *
     probes = [Probe(event.position, means.of(event), (event_margin(reading, event, rule),)) for event in reading.events]
     measured = measure(model, reading.prefix, probes, memory)
     for event, row in zip(reading.events, measured.clean, strict=True):
-        _check_clean(reading, event, row, model.hooked.limit)
+        check_clean(reading, event, row, model.hooked.limit)
     scores = HeadScores(measured.effects[:, 0], "mean-ablation effect",
                         events=tuple(e.name for e in reading.events), meta={"model": model.name, "rule": rule})
     return Ablation(scores, measured.margins[:, 0], measured.floors[:, 0], tuple(p.margins[0] for p in probes), reading.events)
@@ -234,7 +234,8 @@ def measure(model: DecisionModel, prefix: Prefix, probes: Sequence[Probe], memor
     return Measured(found[:, 0], found[:, 1], effects.reshape(len(probes), kinds, hooked.n_layers, hooked.n_heads), clean)
 
 
-def _check_clean(reading: Reading, event: DecisionEvent, row: torch.Tensor, limit: float) -> None:
+def check_clean(reading: Reading, event: DecisionEvent, row: torch.Tensor, limit: float) -> None:
+    """Compare a clean packed row with the plain model's logits; raises ExactnessError where they differ."""
     reference = reading.clean(event)
     error = float((row - reference).abs().max() / reference.std())
     if not error <= limit:

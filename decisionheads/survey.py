@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from .ablation import MINIMUM, Probe, ReferenceMeans, measure
-from .branches import clean_z
+from .ablation import MINIMUM, Probe, ReferenceMeans, check_clean, measure
+from .branches import Branch, branch_logits, clean_z
 from .calibration import CALIPER, MatchedSets, match, slopes
 from .errors import InputError
 from .events import KINDS, DecisionEvent, Dropped, Kind, find_events
@@ -94,7 +94,10 @@ def survey(model: DecisionModel, transcript: Transcript, labels: LabelSpace, clo
         events, sure = _pseudo_events(events, sure, everywhere, encoded, asked.seed)
     own = tuple(dict.fromkeys(e.position for e in events))
     kept = replace(prefix, logits=prefix.logits[[index[p] for p in own]], positions=own)
-    return Survey(Reading(transcript, encoded, events, kept), at([e.position for e in events]), at(sure), tuple(dropped), found.accepted_near_misses)
+    reading = Reading(transcript, encoded, events, kept)
+    for i, rows in branch_logits(model.hooked, kept, [Branch(e.position) for e in events]):
+        check_clean(reading, events[i], rows[0], model.hooked.limit)
+    return Survey(reading, at([e.position for e in events]), at(sure), tuple(dropped), found.accepted_near_misses)
 
 
 def _pseudo_events(events: tuple[DecisionEvent, ...], sure: list[int], nulls: Sureness, encoded: Encoded,

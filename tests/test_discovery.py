@@ -221,3 +221,19 @@ def test_texts_without_any_null_are_refused_in_one_sentence(model, written, spac
     bare = [replace(t, reasoning="", answer="answer\n" + "\n".join(f"code {m.label}" for m in space.mentions(t.text, t.answer_start)) + "\n", spans=()) for t in written[:40]]
     with pytest.raises(InputError):
         discover(model, bare, space, minimum=2, greedy=False, kinds=("departure",))
+
+
+def test_a_transcript_whose_rows_are_not_exact_is_set_aside(model, written, space, monkeypatch):
+    from dataclasses import replace
+
+    from decisionheads._hooked import Hooked
+
+    real, bad = Hooked.prefill, encode(written[7], model.tokenizer).ids[:150]
+
+    def prefill(self, ids, *a, **k):
+        prefix = real(self, ids, *a, **k)
+        return replace(prefix, logits=prefix.logits + 0.1 * prefix.logits.roll(1, -1)) if ids[:150].tolist() == bad.tolist() else prefix
+
+    monkeypatch.setattr(Hooked, "prefill", prefill)
+    result = discover(model, written[:40], space, caliper=0.5, minimum=4, draws=99, kinds=("region",), greedy=False)
+    assert list(result.set_aside) == [written[7].id] and "packed rows differ" in result.set_aside[written[7].id]
