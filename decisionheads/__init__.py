@@ -14,7 +14,7 @@ _WHERE = {
     "save_transcripts": "transcripts", "from_dataset": "transcripts",
     "DecisionEvent": "events", "Events": "events", "find_events": "events", "find_closers": "events",
     "Margin": "margin", "fix_margin": "margin",
-    "MeanAblate": "interventions", "Keep": "interventions", "KnockIn": "interventions", "BlockReads": "interventions",
+    "MeanAblate": "interventions", "Keep": "interventions", "KnockIn": "interventions", "AddToZ": "interventions", "BlockReads": "interventions",
     "DecisionModel": "model",
     "reference_means": "ablation", "mean_ablate": "ablation",
     "attribute": "attribution",

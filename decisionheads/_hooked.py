@@ -8,83 +8,37 @@ how a key-value cache reaches its attention. Nothing here decides *what* to chan
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ._batch_rows import batch_rows
+from ._cache import Prefix, cache_argument, full_cache, layer_windows, read_only_cache
+from ._rows import BlockedReads, PatternHook, Rows, ZHook
 from ._unembed import LIMIT, Unembedding, same_weight
 from .errors import InputError
-
-ZHook = Callable[[int, Tensor], Tensor]
-BlockedReads = Callable[[int], Tensor | None]
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """Keys and values of a text, computed once and never changed.
-
-    Attributes:
-        ids: token ids `[position]` whose keys and values are held.
-        layers: for each layer `(keys, values)`, each `[1, kv_head, position, d_head]`.
-        logits: float32 `[wanted, vocabulary]` at the `positions` asked for, from the plain model
-            where there is one: an independent reference for the clean rows.
-        positions: the positions of `logits`.
-    """
-
-    ids: Int[Tensor, " position"]
-    layers: tuple[tuple[Tensor, Tensor], ...]
-    logits: Float[Tensor, "wanted vocabulary"]
-    positions: tuple[int, ...] = field(default=())
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-def read_only_cache(prefix: Prefix, length: int):
-    """A transformers cache over the first `length` positions that forgets whatever is added."""
-    from transformers.cache_utils import Cache, DynamicLayer
-
-    class ReadOnlyLayer(DynamicLayer):
-        """Returns prefix and new keys side by side without keeping the new ones."""
-
-        def update(self, key_states, value_states, *args, **kwargs):
-            return (torch.cat([self.keys, key_states], dim=-2), torch.cat([self.values, value_states], dim=-2))
-
-    layers = []
-    for keys, values in prefix.layers:
-        layer = ReadOnlyLayer()
-        layer.keys, layer.values = keys[:, :, :length], values[:, :, :length]
-        layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
-        layers.append(layer)
-    return Cache(layers=layers)
-
-
-def layer_windows(config, n_layers: int) -> tuple[int | None, ...]:
-    """How many positions back each layer sees, itself included; None where it sees everything."""
-    window = getattr(config, "sliding_window", None)
-    types = getattr(config, "layer_types", None)
-    if types is not None:
-        return tuple(window if kind == "sliding_attention" else None for kind in types)
-    if window is None or getattr(config, "use_sliding_window", True) is False:
-        return (None,) * n_layers
-    return (window,) * n_layers
+from .heads import HeadSet
 
 
 def _repair_cache_argument(bridge, layers: list[int]) -> list:
-    """transformers 5.24 hands attention its cache as `cache`; bridges up to 4.3 read
-    `past_key_values` and, finding none, would attend to the lone token without a word."""
+    """transformers 5.24 hands its layers their cache as `cache`; bridges up to 4.3 read
+    `past_key_values` (linear attention: `cache_params`) and, finding none, would attend to the lone
+    token without a word."""
 
-    def fill(module, args, kwargs):
-        if kwargs.get("past_key_values") is None and kwargs.get("cache") is not None:
-            kwargs = dict(kwargs, past_key_values=kwargs["cache"])
+    def fill(module, args, kwargs, name):
+        if kwargs.get(name) is None and kwargs.get("cache") is not None:
+            kwargs = dict(kwargs, **{name: kwargs["cache"]})
         return args, kwargs
 
-    return [bridge.blocks[layer].attn.register_forward_pre_hook(fill, with_kwargs=True) for layer in layers]
+    parts = [(bridge.blocks[layer].attn, "past_key_values") for layer in layers]
+    parts += [(block.linear_attn, "cache_params") for block in bridge.blocks if hasattr(block, "linear_attn")]
+    return [part.register_forward_pre_hook(lambda m, a, k, name=name: fill(m, a, k, name), with_kwargs=True) for part, name in parts]
 
 
 class Hooked:
@@ -93,27 +47,33 @@ class Hooked:
     Args:
         bridge: the bridge; it is never changed beyond hooks that are removed after every call.
         plain: optional weight-sharing copy of the Hugging Face model, used for prefills.
+
+    Attributes:
+        heads: every head there is; layers without attention have none.
+        prefills: the plain copy reads texts; else the bridge does.
+        packed: branches share one packed forward; else each takes a batch row of its own.
+        skipping: rows enter at the first layer where they differ from a clean row.
+        narrow: logits of a few token ids are projected from the final hidden state.
     """
 
     def __init__(self, bridge, plain=None):
         self.bridge, self.plain = bridge, plain
-        names = [f"blocks.{i}.attn.hook_z" for i in range(bridge.cfg.n_layers)]
-        self.layers = [i for i, name in enumerate(names) if name in bridge.hook_dict]
         self.n_layers, self.n_heads = bridge.cfg.n_layers, bridge.cfg.n_heads
-        if len(self.layers) != self.n_layers:
-            missing = sorted(set(range(self.n_layers)) - set(self.layers))
-            raise ValueError(
-                f"layers {missing} of {bridge.cfg.model_name} have no attention heads (no hook_z): "
-                "models with layers that are not attention are not supported")
-        self.z_points = [bridge.hook_dict[name] for name in names]
+        names = {i: f"blocks.{i}.attn.hook_z" for i in range(self.n_layers)}
+        self.layers = [i for i, name in names.items() if name in bridge.hook_dict and hasattr(bridge.blocks[i], "attn")]
         self.config = bridge.original_model.config
+        if not self.layers:
+            raise ValueError(f"{type(bridge.original_model).__name__} has no attention heads (no hook_z in any layer); it is not supported")
+        self.z_points = {i: bridge.hook_dict[names[i]] for i in self.layers}
+        self.heads = HeadSet([(layer, head) for layer in self.layers for head in range(self.n_heads)])
         self.windows = layer_windows(self.config, self.n_layers)
-        self.d_head = bridge.cfg.d_head
+        self.d_head = _width(self.output_projection(self.layers[0])) // self.n_heads
         self.vocabulary = self.config.get_text_config().vocab_size
         parameter = next(bridge.original_model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
         self.limit = LIMIT[self.dtype]
         self.unembedding = Unembedding(bridge, self.limit)
+        self.prefills = self.packed = self.skipping = self.narrow = True
 
     # -- output projection -------------------------------------------------------------------
 
@@ -139,132 +99,205 @@ class Hooked:
     # -- prefill ---------------------------------------------------------------------------
 
     @torch.no_grad()
-    def prefill(self, ids: Int[Tensor, " position"], positions: tuple[int, ...] = (), chunk: int = 512) -> Prefix:
+    def prefill(self, ids: Int[Tensor, " position"], positions: tuple[int, ...] = (), chunk: int = 512,
+                shared: Prefix | None = None) -> Prefix:
         """Keys and values of `ids`, and float32 logits at `positions`.
 
         Runs the plain sdpa copy in chunks where there is one, else the bridge.
 
+        Args:
+            ids: the text.
+            positions: where logits are wanted.
+            chunk: tokens of one forward.
+            shared: another text; what both begin with is not run again.
+
         Raises:
             InputError: for a text longer than the model's context.
         """
-        from transformers import DynamicCache
-
         limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         if limit and len(ids) > limit:
             raise InputError(f"a text of {len(ids)} tokens is longer than the {limit} that the model can read; shorten the prompt")
-        cache, found = DynamicCache(), []  # no config: sliding layers, too, must keep every key
         ids = ids.to(self.device)
         wanted = sorted(set(positions))
-        for start in range(0, len(ids), chunk):
-            part = ids[None, start:start + chunk]
-            here = [p - start for p in wanted if start <= p < start + chunk]
+        begin = common_length(ids, shared, wanted) if self.packed else 0
+        cache, found = full_cache(shared, begin), []
+        for start in range(begin, len(ids), chunk) if self.packed else [0]:
+            part = ids[None, start:start + chunk] if self.packed else ids[None]
+            here = [p - start for p in wanted if start <= p < start + part.shape[1]]
             keep = torch.tensor(here or [part.shape[1] - 1], device=self.device)
-            if self.plain is not None:
-                argument = _cache_argument(self.plain)
-                with self.unembedding.hidden(same_weight(self.plain, self.bridge.ln_final)) as hidden:
-                    out = self.plain(input_ids=part, use_cache=True, logits_to_keep=keep, **{argument: cache}).logits[0]
-                out = self.unembedding.logits(out, hidden, keep)
-            else:
-                mask = self._causal_mask(start, part.shape[1])
-                out = self._run(part, torch.arange(start, start + part.shape[1], device=self.device)[None],
-                                cache, mask, None, None)[keep]
+            out = self._read(part, start, cache, keep)
             if here:
                 found.append(out)
-        layers = tuple((layer.keys, layer.values) for layer in cache.layers)
-        if any(keys is None or keys.shape[-2] != len(ids) for keys, _ in layers) or len(layers) != self.n_layers:
+        layers = tuple((layer.keys, layer.values) for layer in cache.layers) if self.packed else ()
+        if self.packed and (len(layers) != self.n_layers or any(keys is None or keys.shape[-2] != len(ids) for keys, _ in layers)):
             raise RuntimeError("the cache does not hold every position of the text in every layer")
         order = {p: i for i, p in enumerate(wanted)}
         logits = torch.cat(found) if found else torch.empty(0, self.vocabulary, device=self.device)
         return Prefix(ids, layers, logits[[order[p] for p in positions]] if positions else logits, tuple(positions))
 
-    # -- packed rows -----------------------------------------------------------------------
+    def _read(self, part: Tensor, start: int, cache, keep: Tensor) -> Float[Tensor, "wanted vocabulary"]:
+        """Logits of one chunk of a text at the rows `keep`."""
+        if not self.packed or (self.plain is not None and self.prefills):
+            model = self.plain if self.plain is not None else self.bridge.original_model
+            norm = self.bridge.ln_final if self.plain is None else same_weight(self.plain, self.bridge.ln_final)
+            given = {cache_argument(model): cache} if self.packed else {}
+            if "logits_to_keep" in inspect.signature(model.forward).parameters:
+                given["logits_to_keep"] = keep
+            with self.unembedding.hidden(norm) as hidden:
+                out = model(input_ids=part, use_cache=self.packed, **given).logits[0]
+            return self.unembedding.logits(out if "logits_to_keep" in given else out[keep], hidden, keep)
+        places = torch.arange(start, start + part.shape[1], device=self.device)
+        distance = places[:, None] - torch.arange(start + part.shape[1], device=self.device)[None]
+        mask = lambda layer: self._additive(((distance >= 0) & (distance < (self.windows[layer] or start + part.shape[1])))[None])  # noqa: E731
+        with self.hooks(mask), self.unembedding.hidden(self.bridge.ln_final) as hidden:
+            out = self._forward(part, places[None], cache, mask(0), keep)
+        return self.unembedding.logits(out, hidden, keep)
 
-    def rows(self, prefix: Prefix, tokens: Int[Tensor, " row"], positions: Int[Tensor, " row"],
-             branch: Int[Tensor, " row"], seen: Int[Tensor, " row"], z_hook: ZHook | None = None,
-             blocked: BlockedReads | None = None) -> Float[Tensor, "row vocabulary"]:
-        """Float32 logits of packed rows, all in one forward.
+    # -- rows ------------------------------------------------------------------------------
 
-        A row sees the first `seen` positions of the prefix, and the rows of its own `branch` that
-        stand before it; each at its true position.
+    def run(self, prefix: Prefix, rows: Rows, z_hook: ZHook | None = None, blocked: BlockedReads | None = None,
+            ids: tuple[int, ...] | None = None, on_pattern: PatternHook | None = None) -> tuple[Tensor, Tensor | None]:
+        """Logits of rows, all in one forward.
 
         Args:
-            prefix: the prefilled text.
-            tokens, positions: token id and position of each row.
-            branch: number of the branch that each row belongs to.
-            seen: how many positions of the prefix each row's branch continues.
-            z_hook: `(layer, z [row, head, d_head]) -> z`, called once a layer.
-            blocked: `layer -> [head or 1, row, key]` of booleans, True where a read is removed.
+            prefix: the text that the rows continue.
+            rows: what to run.
+            z_hook: `(layer, z [active row, head, d_head]) -> z`, called once a layer.
+            blocked: `layer -> [head or 1, row, key]` of booleans, True where a read is removed; the
+                keys are those of the prefix, then the rows.
+            ids: token ids for which the logits of every row are wanted.
+            on_pattern: `(layer, pattern [head, active row, key])`, called once a layer.
+
+        Returns:
+            float32 logits `[full row, vocabulary]`, and `[row, id]` or None.
         """
-        length = int(seen.max()) if len(seen) else 0
-        keys = torch.cat([torch.arange(length, device=self.device), positions])
-        own = torch.cat([torch.full((length,), -1, device=self.device), branch])
-        allowed = torch.where(own < 0, keys[None] < seen[:, None], own[None] == branch[:, None])
-        allowed &= keys[None] <= positions[:, None]
-        distance = positions[:, None] - keys[None]
+        return (self._packed_rows if self.packed else self._batch_rows)(prefix, rows, z_hook, blocked, ids, on_pattern)
+
+    def _batch_rows(self, prefix, rows, z_hook, blocked, ids, on_pattern):
+        logits = batch_rows(self, prefix, rows, z_hook, blocked, on_pattern)
+        full = logits if rows.full is None else logits[list(rows.full)]
+        return full, None if ids is None else logits[:, list(ids)]
+
+    def _packed_rows(self, prefix, rows, z_hook, blocked, ids, on_pattern):
+        length = int(rows.seen.max()) if len(rows) else 0
+        keys = torch.cat([torch.arange(length, device=self.device), rows.positions])
+        own = torch.cat([torch.full((length,), -1, device=self.device), rows.branch])
+        allowed = torch.where(own < 0, keys[None] < rows.seen[:, None], own[None] == rows.branch[:, None])
+        allowed &= keys[None] <= rows.positions[:, None]
+        distance = rows.positions[:, None] - keys[None]
         masks = {w: allowed if w is None else allowed & (distance < w) for w in set(self.windows)}
 
         def mask(layer: int) -> Tensor:
-            visible = masks[self.windows[layer]][None]
+            n = rows.active(layer)
+            visible = masks[self.windows[layer]][None, :n, :length + n]
             cut = blocked(layer) if blocked is not None else None
-            return self._additive(visible if cut is None else visible & ~cut)
+            return self._additive(visible if cut is None else visible & ~cut[:, :n, :length + n])
 
-        return self._run(tokens[None], positions[None], read_only_cache(prefix, length), mask, z_hook,
-                         lambda: self._additive(allowed[None]))
+        keep = None if rows.full is None else torch.tensor(rows.full or (0,), device=self.device)
+        with (self.hooks(mask, z_hook, on_pattern), self._entering(rows),
+              self.unembedding.hidden(self.bridge.ln_final, always=ids is not None) as hidden):
+            out = self._forward(rows.tokens[None], rows.positions[None], read_only_cache(prefix, length), self._additive(allowed[None]), keep)
+        narrow = None if ids is None else self.unembedding.narrow(hidden, ids)
+        full = self.unembedding.logits(out, hidden, keep)
+        if narrow is not None:
+            self.unembedding.compare(narrow if keep is None else narrow[keep], full[:, list(ids)], full)
+        return full if rows.full != () else full[:0], narrow
 
-    def _causal_mask(self, start: int, count: int) -> Callable[[int], Tensor]:
-        keys = torch.arange(start + count, device=self.device)
-        distance = torch.arange(start, start + count, device=self.device)[:, None] - keys[None]
-        return lambda layer: self._additive(
-            ((distance >= 0) & (distance < (self.windows[layer] or start + count)))[None])
+    def _forward(self, tokens, positions, cache, mask, keep) -> Float[Tensor, "row vocabulary"]:
+        with warnings.catch_warnings():
+            # the bridge still hands its cache over under the old name
+            warnings.filterwarnings("ignore", message=".*`past_key_values` is deprecated", category=FutureWarning)
+            given = {} if keep is None else {"logits_to_keep": keep}
+            return self.bridge(tokens, past_key_values=cache, position_ids=positions, attention_mask=mask, **given)[0]
 
     def _additive(self, visible: Bool[Tensor, "head row key"]) -> Float[Tensor, "1 head row key"]:
         low = torch.finfo(self.dtype).min
         return torch.zeros(visible.shape, dtype=self.dtype, device=self.device).masked_fill_(~visible, low)[None]
 
-    def _run(self, tokens, positions, cache, mask, z_hook, outer_mask) -> Float[Tensor, "row vocabulary"]:
-        fired = [0] * self.n_layers
-        with warnings.catch_warnings(), self._hooks(mask, z_hook, fired), self.unembedding.hidden(self.bridge.ln_final) as hidden:
-            # the bridge still hands its cache over under the old name
-            warnings.filterwarnings("ignore", message=".*`past_key_values` is deprecated", category=FutureWarning)
-            logits = self.bridge(tokens, past_key_values=cache, position_ids=positions,
-                                 attention_mask=outer_mask() if outer_mask else mask(0))
-        if z_hook is not None and any(count != 1 for count in fired):
-            wrong = next(i for i, count in enumerate(fired) if count != 1)
-            raise RuntimeError(f"hook blocks.{wrong}.attn.hook_z fired {fired[wrong]} times in one forward, not once")
-        return self.unembedding.logits(logits[0], hidden)
+    # -- hooks -----------------------------------------------------------------------------
 
     @contextmanager
-    def _hooks(self, mask, z_hook, fired: list[int]) -> Iterator[None]:
-        """Our hooks, for one forward: removed whatever happens; those of others are untouched."""
-        handles = []
+    def hooks(self, mask: Callable[[int], Tensor] | None = None, z_hook: ZHook | None = None, on_pattern: PatternHook | None = None) -> Iterator[None]:
+        """Our hooks, for one forward: removed whatever happens; those of others are untouched.
+
+        z and patterns are seen flat: `[row, head, d_head]` and `[head, row, key]`, a batch's rows one
+        after the other.
+        """
+        handles: list = []
+        fired = dict.fromkeys(self.layers, 0)
         was_training = self.bridge.original_model.training
         try:
             self.bridge.original_model.eval()
             handles += _repair_cache_argument(self.bridge, self.layers)
             for layer in self.layers:
-                handles.append(self.bridge.blocks[layer].attn.register_forward_pre_hook(
-                    lambda module, args, kwargs, layer=layer: (args, dict(kwargs, attention_mask=mask(layer))),
-                    with_kwargs=True))
+                attention = self.bridge.blocks[layer].attn
+                if mask is not None:
+                    handles.append(attention.register_forward_pre_hook(
+                        lambda module, args, kwargs, layer=layer: (args, dict(kwargs, attention_mask=mask(layer))), with_kwargs=True))
                 if z_hook is not None:
                     handles.append(self.z_points[layer].register_forward_hook(self._z_edit(layer, z_hook, fired)))
+                if on_pattern is not None:
+                    handles.append(attention.hook_pattern.register_forward_hook(
+                        lambda module, args, out, layer=layer: on_pattern(layer, out.transpose(0, 1).flatten(1, 2))))
             yield
+            if z_hook is not None and any(count != 1 for count in fired.values()):
+                wrong = next(i for i, count in fired.items() if count != 1)
+                raise RuntimeError(f"hook blocks.{wrong}.attn.hook_z fired {fired[wrong]} times in one forward, not once")
         finally:
             for handle in handles:
                 handle.remove()
             self.bridge.original_model.train(was_training)
 
-    def _z_edit(self, layer: int, z_hook: ZHook, fired: list[int]):
+    def _z_edit(self, layer: int, z_hook: ZHook, fired: dict[int, int]):
         def edit(module, args, out):
             fired[layer] += 1
             # flat or split, the layout is head-major everywhere: view, edit, shape back
-            z = out.reshape(out.shape[1], self.n_heads, -1)
+            z = out.reshape(out.shape[0] * out.shape[1], self.n_heads, -1)
             return z_hook(layer, z).reshape(out.shape)
 
         return edit
 
+    @contextmanager
+    def _entering(self, rows: Rows) -> Iterator[None]:
+        """Let each row enter at its own layer: before it, a copy of its parent's hidden state is the
+        row's own, since nothing was changed yet."""
+        counts = [rows.active(layer) for layer in range(self.n_layers)]
+        if counts[0] == len(rows):
+            yield
+            return
 
-def _cache_argument(model) -> str:
-    """The name under which this transformers version takes its cache."""
-    import inspect
+        def enter(module, args, kwargs, layer):
+            hidden, rest = (args[0], args[1:]) if args else (kwargs["hidden_states"], ())
+            before, now = counts[layer - 1] if layer else 0, counts[layer]
+            hidden = hidden[:, :now] if layer == 0 else torch.cat([hidden, hidden[:, list(rows.parent[before:now])]], 1)
+            kwargs = {k: _first_rows(v, len(rows), now) for k, v in kwargs.items() if k != "hidden_states"}
+            return (hidden, *(_first_rows(a, len(rows), now) for a in rest)), kwargs
 
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        handles = [block.register_forward_pre_hook(lambda m, a, k, layer=layer: enter(m, a, k, layer), with_kwargs=True)
+                   for layer, block in enumerate(self.bridge.blocks)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _first_rows(value: Any, total: int, count: int) -> Any:
+    """What a block is given for all rows (positions, rotary tables), cut to the first `count`."""
+    if isinstance(value, Tensor) and value.ndim >= 2 and value.shape[1] == total:
+        return value[:, :count]
+    return tuple(_first_rows(v, total, count) for v in value) if isinstance(value, tuple) else value
+
+
+def _width(projection: torch.nn.Module) -> int:
+    """How many numbers an output projection reads: rows of a GPT-2 Conv1D, else columns of a Linear."""
+    return getattr(projection, "in_features", projection.weight.shape[0])
+
+
+def common_length(ids: Tensor, shared: Prefix | None, wanted: list[int]) -> int:
+    """How many tokens of a text need not be run again; those with wanted logits always are."""
+    if shared is None:
+        return 0
+    n = min(len(ids) - 1, len(shared), min(wanted, default=len(ids)))
+    differs = (ids[:n] != shared.ids[:n].to(ids.device)).nonzero()
+    return int(differs[0]) if len(differs) else n

@@ -6,14 +6,18 @@ standard deviation of the logits. Each failure is one sentence that names the ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ._cache import Prefix, longest_reach
 from ._hooked import Hooked
+from ._rows import Rows
+from .errors import InputError
 
 
 @dataclass(frozen=True)
@@ -37,105 +41,171 @@ class SelfTest:
 
     Attributes:
         model: name of the model.
-        checks: everything that was tried, in order.
-        verdict: `exact` (packed rows) or `refused`.
+        path: how branches are run, in words.
+        checks: everything that was tried on this path, in order.
+        packed: whether the path packs rows into one forward.
+        before: what came of the faster paths that were tried before.
     """
 
     model: str
+    path: str
     checks: tuple[Check, ...]
+    packed: bool
+    before: tuple[SelfTest, ...] = ()
 
     @property
-    def verdict(self) -> Literal["exact", "refused"]:
-        return "exact" if all(check.ok for check in self.checks) else "refused"
+    def verdict(self) -> Literal["exact", "slow", "refused"]:
+        if not all(check.ok for check in self.checks):
+            return "refused"
+        return "exact" if self.packed else "slow"
 
     @property
     def reason(self) -> str:
         """The first failure, in one sentence; empty when there is none."""
-        return next((check.sentence for check in self.checks if not check.ok), "")
+        return next((f"{self.model}: {check.sentence}" for check in self.checks if not check.ok), "")
+
+    @property
+    def error(self) -> float:
+        """The largest error of what must be equal, in deviations of the logits."""
+        return max((check.error for check in self.checks if not check.at_least), default=float("nan"))
 
     def __str__(self) -> str:
         rows = [f"{'ok' if c.ok else 'FAILED':7}{c.error:10.2e}  {'>=' if c.at_least else '<='} {c.limit:.0e}  {c.name}" for c in self.checks]
-        return "\n".join([*rows, f"{self.model}: {self.verdict}" + (f": {self.reason}" if self.reason else "")])
+        tried = [f"not possible: {t.path} ({t.reason.removeprefix(self.model + ': ')})" for t in self.before if t.reason]
+        end = {"exact": f"exact, {self.path}", "slow": f"slow but exact, {self.path}", "refused": f"refused: {self.reason.removeprefix(self.model + ': ')}"}
+        return "\n".join([*rows, *tried, f"{self.model}: {end[self.verdict]}"])
 
 
 def self_test(hooked: Hooked, tokenizer=None, seed: int = 0) -> SelfTest:
-    """Try on random tokens everything that the engine relies on; about a dozen short forwards."""
-    name = hooked.config.name_or_path or type(hooked.bridge.original_model).__name__
+    """Find the fastest path on which everything that the engine relies on is exact, and set it.
+
+    Packed rows over the plain model's prefill; packed rows over the bridge's own prefill; one branch a
+    batch row. A dozen short forwards each.
+    """
+    plain, before = hooked.plain, []
+    for packed, own in [(True, False), (True, True), (False, False)]:
+        if own and plain is None:
+            continue
+        hooked.packed, hooked.prefills = packed, not own
+        hooked.skipping = hooked.narrow = False
+        path = ("packed rows" if packed else "one branch a batch row") + (", prefill by the bridge" if own else "")
+        result = SelfTest(_name(hooked), path, tuple(_try(hooked, tokenizer, seed)), packed, tuple(before))
+        if result.verdict != "refused":
+            if packed:
+                _choose_shortcuts(hooked, tokenizer, seed)
+            return result
+        before.append(result)
+    return before[0] if len(before) == 1 else SelfTest(before[0].model, before[0].path, before[0].checks, True, tuple(before[1:]))
+
+
+def _name(hooked: Hooked) -> str:
+    return hooked.config.name_or_path or type(hooked.bridge.original_model).__name__
+
+
+def _try(hooked: Hooked, tokenizer, seed: int) -> list[Check]:
+    """One path, check by check; what an architecture raises on the way is a failed check too."""
+    checks: list[Check] = []
+    try:
+        for check in _checks(hooked, tokenizer, seed):
+            checks.append(check)
+    except InputError:
+        raise
+    except Exception as error:  # whatever an unknown architecture does with our calls: it ends in a refusal, never in numbers
+        first = str(error).strip().split("\n")[0][:120].rstrip(".")
+        checks.append(Check("runs", float("inf"), hooked.limit, f"this architecture does not run on this path ({type(error).__name__}: {first})"))
+    return checks
+
+
+def _checks(hooked: Hooked, tokenizer, seed: int) -> Iterator[Check]:
     limit = hooked.limit
     moves = min(10 * limit, 0.01)  # what must change has to change by this much
-    checks: list[Check] = []
 
-    def check(what: str, error: float, sentence: str, at_least: float | None = None) -> None:
-        checks.append(Check(what, error, limit if at_least is None else at_least, sentence, at_least is not None))
+    def check(what: str, error: float, sentence: str, at_least: float | None = None) -> Check:
+        return Check(what, error, limit if at_least is None else at_least, sentence, at_least is not None)
 
     ids = _random_ids(hooked, tokenizer, seed)
-    n, deviation = len(ids), 1.0
+    n = len(ids)
+    last, half = n - 1, n // 2
     with torch.no_grad():
         full = _plain_forward(hooked, ids)
         deviation = float(full.std())
         relative = lambda a, b: float((a - b).abs().max()) / deviation  # noqa: E731
+        prefix = hooked.prefill(ids, (last,), chunk=max(8, n // 3))
+        yield check("prefill equals one forward", relative(prefix.logits[0], full[last]),
+                    "a prefill in chunks does not give the logits of one forward; this cache layout is not supported")
 
-        try:
-            last = n - 1
-            prefix = hooked.prefill(ids, (last,), chunk=max(8, n // 3))
-        except RuntimeError as error:
-            check("cache holds every position", float("inf"), f"{name}: {error}; this attention layout is not supported")
-            return SelfTest(name, tuple(checks))
-        check("prefill equals one forward", relative(prefix.logits[0], full[last]),
-              f"{name}: a prefill in chunks does not give the logits of one forward; this cache layout is not supported")
-
-        cached = _rows(hooked, prefix, ids, torch.tensor([last], device=hooked.device))[0]
+        cached = _rows(hooked, prefix, [last])[0]
         lone = _plain_forward(hooked, ids[last:], start=last)[0]
-        check("a lone token differs", relative(lone, full[last]), at_least=moves,
-              sentence=f"{name}: the last token gives the same logits with and without its context; the model ignores its context")
-        check("a cached token equals one forward", relative(cached, full[last]), _cache_sentence(name, relative(cached, lone) <= limit))
-        half = n // 2
+        yield check("a lone token differs", relative(lone, full[last]), at_least=moves,
+                    sentence="the last token gives the same logits with and without its context; the model ignores its context")
+        yield check("a cached token equals one forward", relative(cached, full[last]), _cache_sentence(relative(cached, lone) <= limit))
         # three equal rows, the first and the last compared, with a row of another position between them
-        where = torch.tensor([last, last, half, last], device=hooked.device)
-        clean = _rows(hooked, prefix, ids, where)
-        check("first packed row equals one forward", relative(clean[0], full[last]),
-              f"{name}: packed rows are not exact in this architecture; it is not supported")
-        check("last packed row equals one forward", relative(clean[3], full[last]),
-              f"{name}: later packed rows differ from the first; layers with a state of their own are not supported")
-        check("a row at another position equals one forward", relative(clean[2], full[half]),
-              f"{name}: packed rows at different positions are not exact; masks of this architecture are not supported")
+        where = [last, last, half, last]
+        clean = _rows(hooked, prefix, where)
+        yield check("first row equals one forward", relative(clean[0], full[last]),
+                    "packed rows are not exact in this architecture; it is not supported")
+        yield check("last row equals one forward", relative(clean[3], full[last]),
+                    "later packed rows differ from the first; layers with a state of their own are not supported")
+        yield check("a row at another position equals one forward", relative(clean[2], full[half]),
+                    "packed rows at different positions are not exact; masks of this architecture are not supported")
 
-        layer, head = hooked.n_layers // 2, hooked.n_heads // 2
+        layer, head = hooked.layers[len(hooked.layers) // 2], hooked.n_heads // 2
         value = torch.linspace(-1, 1, hooked.d_head * 8, device=hooked.device, dtype=hooked.dtype)[: hooked.d_head]
-        edited = _rows(hooked, prefix, ids, where, lambda at, z: _set(z, 1, head, value) if at == layer else z)
+        edited = _rows(hooked, prefix, where, lambda at, z: _set(z, 1, head, value) if at == layer else z)
         literal = _plain_forward(hooked, ids, lambda: _o_proj_edit(hooked, layer, head, value))[last]
-        check("an edit of z changes the output", relative(edited[1], clean[1]), at_least=moves,
-              sentence=f"{name}: editing z of one head changes nothing; hook_z is not on the path of this architecture")
-        check("an edit of z equals a pre-hook on the output projection", relative(edited[1], literal),
-              f"{name}: an edit of z is not an edit of the output projection's input; this attention layout is not supported")
-        check("an edit stays in its row", relative(edited[[0, 2, 3]], clean[[0, 2, 3]]),
-              f"{name}: editing one row moves the others; packed rows are not independent in this architecture")
+        yield check("an edit of z changes the output", relative(edited[1], clean[1]), at_least=moves,
+                    sentence="editing z of one head changes nothing; hook_z is not on the path of this architecture")
+        yield check("an edit of z equals a pre-hook on the output projection", relative(edited[1], literal),
+                    "an edit of z is not an edit of the output projection's input; this attention layout is not supported")
+        yield check("an edit stays in its row", relative(edited[[0, 2, 3]], clean[[0, 2, 3]]),
+                    "editing one row moves the others; packed rows are not independent in this architecture")
 
-        blocked = _rows(hooked, prefix, ids, where, blocked=lambda at: _cut(hooked, at, layer, head, len(where), last))
-        check("blocking a read changes the output", relative(blocked[1], clean[1]), at_least=moves,
-              sentence=f"{name}: removing what a head reads changes nothing; attention masks do not reach this architecture")
-        check("a blocked read stays in its row", relative(blocked[[0, 2, 3]], clean[[0, 2, 3]]),
-              f"{name}: blocking one row moves the others; packed rows are not independent in this architecture")
-        check("heads sum to the attention output", _heads_sum(hooked, ids, layer),
-              f"{name}: the heads of a layer do not add up to its attention output; this output projection is not supported")
-    return SelfTest(name, tuple(checks))
+        blocked = _rows(hooked, prefix, where, blocked=lambda at, rows: _cut(hooked, at == layer, head, rows, last))
+        yield check("blocking a read changes the output", relative(blocked[1], clean[1]), at_least=moves,
+                    sentence="removing what a head reads changes nothing; attention masks do not reach this architecture")
+        yield check("a blocked read stays in its row", relative(blocked[[0, 2, 3]], clean[[0, 2, 3]]),
+                    "blocking one row moves the others; packed rows are not independent in this architecture")
+        yield check("heads sum to the attention output", _heads_sum(hooked, ids, layer),
+                    "the heads of a layer do not add up to its attention output; this output projection is not supported")
 
 
-def _cache_sentence(name: str, context_lost: bool) -> str:
+def _choose_shortcuts(hooked: Hooked, tokenizer, seed: int) -> None:
+    """Rows that enter late, and logits of a few ids, where both give what the long way gives."""
+    ids = _random_ids(hooked, tokenizer, seed)
+    last, deep, few = len(ids) - 1, hooked.layers[-1], tuple(ids[:3].tolist())
+    token, where = ids[[last] * 3], torch.tensor([last] * 3, device=hooked.device)
+    late = Rows(token, where, torch.arange(3, device=hooked.device), where, (0, 0, deep), (0, 0, 0))
+    value = torch.linspace(-1, 1, hooked.d_head, device=hooked.device, dtype=hooked.dtype)
+    edit = lambda at, z: _set(z, 2, 0, value) if at == deep else z  # noqa: E731
+    prefix = hooked.prefill(ids)
+    with torch.no_grad():
+        long = hooked.run(prefix, Rows.single(ids, where), edit)[0]
+        scale = float(long.std())
+        try:
+            hooked.skipping = float((hooked.run(prefix, late, edit)[0] - long).abs().max()) <= hooked.limit * scale
+        except Exception:  # an architecture whose blocks are given more than positions: every row runs through every layer
+            hooked.skipping = False
+        try:
+            narrow = hooked.run(prefix, Rows.single(ids, where), edit, ids=few)[1]
+            hooked.narrow = float((narrow - long[:, list(few)]).abs().max()) <= hooked.limit * scale
+        except RuntimeError:  # a last projection that is not a matrix alone: the model's own logits are used
+            hooked.narrow = False
+
+
+def _cache_sentence(context_lost: bool) -> str:
     from importlib.metadata import version
 
     if context_lost:
-        return (f"{name}: the key-value cache does not reach attention with transformer-lens {version('transformer-lens')} and "
+        return (f"the key-value cache does not reach attention with transformer-lens {version('transformer-lens')} and "
                 f"transformers {version('transformers')}; install the versions of constraints.txt")
-    return f"{name}: a token with a cached prefix does not give the logits of one forward; this cache layout is not supported"
+    return "a token with a cached prefix does not give the logits of one forward; this cache layout is not supported"
 
 
 def _random_ids(hooked: Hooked, tokenizer, seed: int) -> Tensor:
     """Random distinct non-special ids, a few more than the sliding window where there is one."""
     special = set(tokenizer.all_special_ids) if tokenizer is not None else set()
     usable = [i for i in range(min(hooked.vocabulary, 50_000)) if i not in special]
-    window = max((w for w in hooked.windows if w), default=0)
-    length = max(24, window + 8)
+    length = max(24, longest_reach(hooked.config.get_text_config()) + 8)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(usable), generator=generator)[torch.arange(length) % len(usable)]
     return torch.tensor(usable, device=hooked.device)[order.to(hooked.device)]
@@ -144,17 +214,26 @@ def _random_ids(hooked: Hooked, tokenizer, seed: int) -> Tensor:
 def _plain_forward(hooked: Hooked, ids: Tensor, edit: Callable | None = None, start: int = 0) -> Tensor:
     """Logits of one ordinary forward without our cache and masks; `edit` installs a plain hook."""
     model = hooked.plain if hooked.plain is not None else hooked.bridge.original_model
+    given = {"position_ids": torch.arange(start, start + len(ids), device=ids.device)[None]} if start and "position_ids" in inspect.signature(model.forward).parameters else {}
     handle = edit() if edit else None
     try:
-        positions = torch.arange(start, start + len(ids), device=ids.device)[None]
-        return model(input_ids=ids[None], position_ids=positions, use_cache=False).logits[0].float()
+        return model(input_ids=ids[None], use_cache=False, **given).logits[0].float()
     finally:
         if handle is not None:
             handle.remove()
 
 
-def _rows(hooked: Hooked, prefix, ids: Tensor, where: Tensor, z_hook=None, blocked=None) -> Tensor:
-    return hooked.rows(prefix, ids[where], where, torch.arange(len(where), device=hooked.device), where, z_hook, blocked)
+def _rows(hooked: Hooked, prefix: Prefix, where: list[int], z_hook=None, blocked=None) -> Tensor:
+    """Logits of rows at several positions; hooks act on row 1 alone. Without packing, each position
+    is a batch, and the batch that row 1 is in is hooked."""
+    out: dict[int, Tensor] = {}
+    for group in ([list(range(len(where)))] if hooked.packed else [[i for i, p in enumerate(where) if p == position] for position in dict.fromkeys(where)]):
+        hooks = 1 in group or len(where) == 1
+        positions = torch.tensor([where[i] for i in group], device=hooked.device)
+        logits, _ = hooked.run(prefix, Rows.single(prefix.ids, positions), z_hook if hooks else None,
+                               (lambda layer, n=len(group): blocked(layer, n)) if hooks and blocked else None)
+        out |= dict(zip(group, logits, strict=True))
+    return torch.stack([out[i] for i in range(len(where))])
 
 
 def _set(z: Tensor, row: int, head: int, value: Tensor) -> Tensor:
@@ -163,8 +242,8 @@ def _set(z: Tensor, row: int, head: int, value: Tensor) -> Tensor:
     return z
 
 
-def _cut(hooked: Hooked, at: int, layer: int, head: int, rows: int, length: int) -> Tensor | None:
-    if at != layer:
+def _cut(hooked: Hooked, here: bool, head: int, rows: int, length: int) -> Tensor | None:
+    if not here:
         return None
     cut = torch.zeros(hooked.n_heads, rows, length + rows, dtype=torch.bool, device=hooked.device)
     cut[head, 1, max(0, length - 6):length] = True

@@ -35,11 +35,12 @@ class Unembedding:
         self.sixteen_bit = next(bridge.original_model.parameters()).dtype in (torch.float16, torch.bfloat16)
 
     @contextmanager
-    def hidden(self, norm: torch.nn.Module) -> Iterator[list[Tensor]]:
-        """Collects the final norm's output in 16-bit models, whose own last projection rounds margins away."""
+    def hidden(self, norm: torch.nn.Module, always: bool = False) -> Iterator[list[Tensor]]:
+        """Collects the final norm's output `[row, d_model]`: in 16-bit models, whose own last projection
+        rounds margins away, and wherever it is asked for."""
         seen: list[Tensor] = []
         handle = None
-        if self.sixteen_bit:
+        if self.sixteen_bit or always:
             handle = norm.register_forward_hook(lambda module, args, out: seen.append(out[0]))
         try:
             yield seen
@@ -53,21 +54,45 @@ class Unembedding:
         Raises:
             RuntimeError: if the projection does not give the model's logits (up to its rounding).
         """
-        if not hidden:
+        if not self.sixteen_bit or not hidden:
             return logits if logits.dtype == torch.float64 else logits.float()
-        rows = (hidden[0] if keep is None else hidden[0][keep]).float()
-        head = self.bridge.unembed.original_component
-        bias = getattr(head, "bias", None)
-        parts = [rows @ part.float().T for part in head.weight.split(16_384)]  # in pieces: a float32 copy of W_U may be gigabytes
-        out = torch.cat(parts, -1)
-        if bias is not None:
-            out = out + bias.float()
-        scale, cap = getattr(self.config, "logit_scale", None), getattr(self.config, "final_logit_softcapping", None)
-        out = out * scale if scale else out
-        out = torch.tanh(out / cap) * cap if cap else out
-        if float((out - logits.float()).abs().max() / logits.float().std()) > self.limit:
-            raise RuntimeError("the last projection of this architecture cannot be repeated in float32; load it with dtype float32")
+        rows = hidden[0] if keep is None else hidden[0][keep]
+        out = self._project(rows, self._weight(), self._bias())
+        self.compare(out, logits.float(), logits)
         return out
+
+    def narrow(self, hidden: list[Tensor], ids: tuple[int, ...]) -> Float[Tensor, "row id"]:
+        """Float32 logits of a few token ids, from the final hidden state."""
+        where, bias = list(ids), self._bias()
+        return self._project(hidden[0], self._weight()[where], None if bias is None else bias[where])
+
+    def compare(self, ours: Tensor, theirs: Tensor, full: Tensor) -> None:
+        """Hold a projection of ours against the model's own logits, in units of their deviation.
+
+        Raises:
+            RuntimeError: where they differ by more than rounding.
+        """
+        if ours.numel() and not float((ours - theirs).detach().abs().max()) <= self.limit * float(full.detach().float().std()):
+            raise RuntimeError("the last projection of this architecture cannot be repeated in float32; load it with dtype float32")
+
+    def _weight(self) -> Tensor:
+        return self.bridge.unembed.original_component.weight
+
+    def _bias(self) -> Tensor | None:
+        return getattr(self.bridge.unembed.original_component, "bias", None)
+
+    def _project(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.sixteen_bit:
+            hidden = hidden.float()  # in pieces: a float32 copy of W_U may be gigabytes
+            out = torch.cat([hidden @ part.float().T for part in weight.split(16_384)], -1)
+        else:
+            out = hidden @ weight.T
+        out = out if bias is None else out + bias.to(out)
+        scale, over, cap = (getattr(self.config, name, None) for name in ("logit_scale", "logits_scaling", "final_logit_softcapping"))
+        out = out * scale if scale else out
+        out = out / over if over else out
+        out = torch.tanh(out / cap) * cap if cap else out
+        return out if out.dtype == torch.float64 else out.float()
 
     @contextmanager
     def frozen(self) -> Iterator[Frozen]:
@@ -113,14 +138,14 @@ class Frozen:
 
 
 class FrozenNorm:
-    """A norm at packed rows: its input and output `[1, row, d_model]`, as seen."""
+    """A norm at rows: its input and output `[row, d_model]`, as seen."""
 
     def __init__(self, module: torch.nn.Module):
         self.module = module
         self.input = self.output = torch.empty(0)
 
     def see(self, before: Tensor, after: Tensor) -> None:
-        self.input, self.output = before.detach(), after.detach()
+        self.input, self.output = before.detach().flatten(0, -2), after.detach().flatten(0, -2)
 
     @torch.no_grad()
     def direction(self, unembedding: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_model"]:
@@ -129,7 +154,7 @@ class FrozenNorm:
         Raises:
             ValueError: for a norm that is neither LayerNorm nor RMSNorm.
         """
-        x, y = self.input[0].float(), self.output[0].float()
+        x, y = self.input.float(), self.output.float()
         eps = next((getattr(self.module, name) for name in ("variance_epsilon", "eps", "epsilon") if hasattr(self.module, name)), 1e-5)
         weight = self.module.weight.float()
         bias = getattr(self.module, "bias", None)

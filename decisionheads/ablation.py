@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from ._hooked import Prefix
+from ._cache import Prefix
 from .branches import MEMORY, Branch, branch_logits, clean_z
 from .errors import ExactnessError, InputError
 from .events import DecisionEvent, Kind
@@ -204,7 +204,7 @@ class Measured:
 
     Attributes:
         margins, floors: clean, and with every head ablated, `[probe, margin]`.
-        effects: `[probe, margin, layer, head]`, clean minus ablated.
+        effects: `[probe, margin, layer, head]`, clean minus ablated; 0 where a layer has no heads.
         clean: the clean logits of each probe.
     """
 
@@ -217,21 +217,27 @@ class Measured:
 def measure(model: DecisionModel, prefix: Prefix, probes: Sequence[Probe], memory: int = MEMORY) -> Measured:
     """Ablate every head at every probe of a text: `probes x (layers x heads + 2)` packed rows."""
     hooked = model.hooked
-    singles = [HeadSet([head]) for head in HeadSet.all(hooked.n_layers, hooked.n_heads)]
+    singles = list(hooked.heads)
     branches: list[Branch] = []
     for probe in probes:
-        branches += [Branch(probe.position), Branch(probe.position, (), (Keep(HeadSet(), probe.zbar),))]
-        branches += [Branch(probe.position, (), (MeanAblate(head, probe.zbar),)) for head in singles]
+        wanted = tuple(sorted({i for m in probe.margins for i in (m.chosen, *m.against)}))
+        branches += [Branch(probe.position), Branch(probe.position, (), (Keep(HeadSet(), probe.zbar),), wanted)]
+        branches += [Branch(probe.position, (), (MeanAblate(HeadSet([head]), probe.zbar),), wanted) for head in singles]
     each, kinds = len(singles) + 2, max((len(p.margins) for p in probes), default=1)
     found = np.zeros((len(probes), each, kinds), np.float32)
     clean: list[torch.Tensor] = [torch.empty(0)] * len(probes)
     for i, logits in branch_logits(hooked, prefix, branches, memory):
         number, role = divmod(i, each)
-        found[number, role, : len(probes[number].margins)] = [float(margin(logits[0])) for margin in probes[number].margins]
+        margins = probes[number].margins
         if role == 0:
             clean[number] = logits[0].clone()
-    effects = (found[:, :1] - found[:, 2:]).transpose(0, 2, 1)
-    return Measured(found[:, 0], found[:, 1], effects.reshape(len(probes), kinds, hooked.n_layers, hooked.n_heads), clean)
+        else:
+            margins = tuple(m.among(branches[i].ids) for m in margins)
+        found[number, role, : len(margins)] = [float(margin(logits[0])) for margin in margins]
+    effects = np.zeros((len(probes), kinds, hooked.n_layers, hooked.n_heads), np.float32)
+    layer, head = (list(x) for x in zip(*singles, strict=True))
+    effects[:, :, layer, head] = (found[:, :1] - found[:, 2:]).transpose(0, 2, 1)
+    return Measured(found[:, 0], found[:, 1], effects, clean)
 
 
 def check_clean(reading: Reading, event: DecisionEvent, row: torch.Tensor, limit: float) -> None:

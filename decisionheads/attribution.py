@@ -68,35 +68,37 @@ def attribute(model: DecisionModel, reading: Reading, means: ReferenceMeans, *, 
 def _at_clean(model: DecisionModel, reading: Reading, measured: list[Margin], zbar: Tensor, memory: int) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients and z `[event, layer, head, d_head]`, direct attribution `[event, layer, head]`."""
     hooked = model.hooked
-    branches = [Branch(e.position) for e in reading.events]
-    gradient, z = torch.empty_like(zbar), torch.empty_like(zbar)
-    direct = torch.empty(zbar.shape[:3], device=hooked.device)
+    branches = [Branch(e.position, ids=(m.chosen, *m.against)) for e, m in zip(reading.events, measured, strict=True)]
+    gradient, z = torch.zeros_like(zbar), torch.zeros_like(zbar)
+    direct = torch.zeros(zbar.shape[:3], device=hooked.device)
     for pack in plan_packs(hooked, branches, memory // 4):
         leaves, values = [], []
         with hooked.unembedding.frozen() as path:
             logits = run_pack(hooked, reading.prefix, [branches[i] for i in pack], _leaf(leaves, values))
-        total = sum(measured[i](logits[row]) for row, i in enumerate(pack))
+        total = sum(measured[i].among(branches[i].ids)(logits[row][0]) for row, i in enumerate(pack))
         *grads, unembedding = torch.autograd.grad(total, [*leaves, path.leaves[0]])
-        gradient[pack], z[pack] = torch.stack(grads, 1), torch.stack(values, 1)
-        for layer in range(hooked.n_layers):
+        unembedding = unembedding.flatten(0, -2)
+        for layer, grad, value in zip(hooked.layers, grads, values, strict=True):
+            gradient[pack, layer], z[pack, layer] = grad, value
             written = hooked.head_outputs(layer, (z - zbar)[pack, layer])
-            direct[pack, layer] = torch.einsum("rhd,rd->rh", written, path.readout(unembedding[0], layer)).float()
+            direct[pack, layer] = torch.einsum("rhd,rd->rh", written, path.readout(unembedding, layer)).float()
     return gradient, z, direct
 
 
 def _integrated(model: DecisionModel, reading: Reading, measured: list[Margin], means: ReferenceMeans, steps: int, memory: int) -> Tensor:
     """Mean gradient over midpoints of the path from the means to the clean z, layer by layer."""
     hooked = model.hooked
-    plan = [(e, layer, (k + 0.5) / steps) for e in range(len(reading.events)) for layer in range(hooked.n_layers) for k in range(steps)]
-    branches = [Branch(reading.events[e].position, (), (Interpolate(layer, alpha, means.of(reading.events[e])),)) for e, layer, alpha in plan]
+    plan = [(e, layer, (k + 0.5) / steps) for e in range(len(reading.events)) for layer in hooked.layers for k in range(steps)]
+    branches = [Branch(reading.events[e].position, (), (Interpolate(layer, alpha, means.of(reading.events[e])),), (measured[e].chosen, *measured[e].against))
+                for e, layer, alpha in plan]
     gradient = torch.zeros(len(reading.events), hooked.n_layers, hooked.n_heads, hooked.d_head, dtype=hooked.dtype, device=hooked.device)
     for pack in plan_packs(hooked, branches, memory // 4):
         leaves: list[Tensor] = []
         logits = run_pack(hooked, reading.prefix, [branches[i] for i in pack], _leaf(leaves, []))
-        grads = torch.autograd.grad(sum(measured[plan[i][0]](logits[row]) for row, i in enumerate(pack)), leaves)
+        grads = torch.autograd.grad(sum(measured[plan[i][0]].among(branches[i].ids)(logits[row][0]) for row, i in enumerate(pack)), leaves)
         for row, i in enumerate(pack):
             event, layer, _ = plan[i]
-            gradient[event, layer] += grads[layer][row] / steps
+            gradient[event, layer] += grads[hooked.layers.index(layer)][row] / steps
     return gradient
 
 

@@ -4,8 +4,8 @@ An intervention at position `t` leaves keys and values before `t` untouched, so 
 every intervention on every event of a text. A branch is a position, the tokens from there on (by
 default the text's own), and interventions at its first row. Branches are packed side by side into
 one sequence: each row keeps its true position and sees the prefix up to its own `t` and the earlier
-rows of its own branch, nothing else. Packs are cut to a memory budget; the order of branches and
-the size of packs change nothing.
+rows of its own branch, nothing else. A row that changes nothing below layer l enters at layer l.
+Packs are cut to a memory budget; the order of branches and the size of packs change nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ._hooked import Hooked, Prefix
+from ._cache import Prefix
+from ._hooked import Hooked
+from ._rows import Rows, ZHook
 from .interventions import BlockReads, Intervention
 
 MEMORY = 512 * 2**20  # bytes for the attention scores of one pack and what goes with them
@@ -32,11 +34,30 @@ class Branch:
         position: `t`; the branch reads the prefix before it.
         tokens: token ids from `t` on; empty for the text's own token at `t`.
         interventions: at the branch's first row; later rows are re-run and not edited.
+        ids: token ids whose logits are wanted, in this order; None for the whole vocabulary.
     """
 
     position: int
     tokens: tuple[int, ...] = ()
     interventions: tuple[Intervention, ...] = ()
+    ids: tuple[int, ...] | None = None
+
+    @property
+    def width(self) -> int:
+        """How many rows it takes."""
+        return max(1, len(self.tokens))
+
+    def entry(self) -> int:
+        """The first layer at which it differs from the clean text; 0 where it has no clean twin."""
+        if self.tokens or not self.interventions:
+            return 0
+        first = []
+        for change in self.interventions:
+            if isinstance(change, BlockReads):
+                first += [h.layer for h in change.heads]
+            else:
+                first += [int(np.argmax(touched)) for touched in [change.edit().weight.any(1)] if touched.any()]
+        return min(first, default=0)
 
 
 def branch_logits(hooked: Hooked, prefix: Prefix, branches: Sequence[Branch], memory: int = MEMORY) -> Iterator[tuple[int, Float[Tensor, "token vocabulary"]]]:
@@ -50,104 +71,168 @@ def branch_logits(hooked: Hooked, prefix: Prefix, branches: Sequence[Branch], me
     """
     for pack in plan_packs(hooked, branches, memory):
         with torch.no_grad():
-            logits = run_pack(hooked, prefix, [branches[i] for i in pack])
-        at = 0
-        for i in pack:
-            count = max(1, len(branches[i].tokens))
-            yield i, logits[at:at + count]
-            at += count
+            yield from zip(pack, run_pack(hooked, prefix, [branches[i] for i in pack]), strict=True)
 
 
 def plan_packs(hooked: Hooked, branches: Sequence[Branch], memory: int = MEMORY) -> list[list[int]]:
-    """Cut branches into packs of at most `memory` bytes, those of nearby positions together."""
+    """Cut branches into packs of at most `memory` bytes, those of nearby positions together.
+
+    Where branches cannot be packed, those of one position and length make a batch.
+    """
     if memory < 1:
         raise ValueError("the memory budget must be positive")
-    order = sorted(range(len(branches)), key=lambda i: branches[i].position)
+    alike = (lambda b: 0) if hooked.packed else (lambda b: (b.position, b.width))
+    order = sorted(range(len(branches)), key=lambda i: (branches[i].position, 0 if hooked.packed else branches[i].width))
     packs: list[list[int]] = []
-    rows = 0
+    rows = full = 0
     for i in order:
-        count = max(1, len(branches[i].tokens))
-        if packs and pack_bytes(hooked, branches[i].position, rows + count) <= memory:
+        count = branches[i].width
+        whole = count if branches[i].ids is None else 0
+        if packs and alike(branches[packs[-1][0]]) == alike(branches[i]) and pack_bytes(hooked, branches[i].position, rows + count, full + whole) <= memory:
             packs[-1].append(i)
-            rows += count
+            rows, full = rows + count, full + whole
         else:
             packs.append([i])
-            rows = count
+            rows, full = count, whole
     return packs
 
 
-def pack_bytes(hooked: Hooked, length: int, rows: int) -> int:
-    """Bytes that a pack needs: scores and weights of one layer, masks, repeated keys, logits."""
-    scores = 3 * hooked.n_heads * rows * (length + rows)
-    repeated = 2 * hooked.n_heads * (length + rows) * hooked.d_head
-    return 4 * (scores + repeated + rows * (hooked.vocabulary + 2 * hooked.n_layers * hooked.n_heads))
-
-
-def run_pack(hooked: Hooked, prefix: Prefix, branches: Sequence[Branch],
-             on_z: Callable[[int, Tensor], Tensor] | None = None) -> Float[Tensor, "row vocabulary"]:
-    """One packed forward, differentiable where grad is enabled.
+def pack_bytes(hooked: Hooked, length: int, rows: int, full: int) -> int:
+    """Bytes that a pack needs: scores and weights of one layer, masks, keys, logits.
 
     Args:
-        on_z: called after the interventions with `(layer, z [row, head, d_head])`; returns z.
+        length: positions of the prefix.
+        rows, full: rows, and those of them whose logits are all wanted.
     """
-    tokens, positions, numbers, seen, first = [], [], [], [], []
-    for number, branch in enumerate(branches):
-        if not 0 <= branch.position <= len(prefix):
-            raise ValueError(f"a branch at position {branch.position} does not fit a prefix of {len(prefix)} tokens")
-        own = branch.tokens or (int(prefix.ids[branch.position]),)
-        first.append(len(tokens))
-        for step, token in enumerate(own):
-            tokens.append(token), positions.append(branch.position + step)
-            numbers.append(number), seen.append(branch.position)
-    edits = _z_edits(hooked, branches, first)
-    blocks = _blocks(hooked, branches, first, positions, max(seen))
+    edits = 2 * rows * hooked.n_layers * hooked.n_heads
+    if not hooked.packed:  # each row holds keys and values of its own in every layer
+        keys = 2 * hooked.n_layers * rows * (length + 1) * hooked.n_heads * hooked.d_head
+        return 4 * (keys + 3 * hooked.n_heads * rows * (length + 1) + rows * hooked.vocabulary + edits)
+    scores = 3 * hooked.n_heads * rows * (length + rows)
+    repeated = 2 * hooked.n_heads * (length + rows) * hooked.d_head
+    return 4 * (scores + repeated + (full if hooked.narrow else rows) * hooked.vocabulary + edits)
+
+
+def run_pack(hooked: Hooked, prefix: Prefix, branches: Sequence[Branch], on_z: ZHook | None = None,
+             on_pattern: Callable[[int, Tensor], None] | None = None) -> list[Float[Tensor, "token vocabulary"]]:
+    """One packed forward, differentiable where grad is enabled: the logits of each branch.
+
+    Args:
+        on_z: called after the interventions with `(layer, z [row, head, d_head])`, rows in the order
+            of the branches; returns z.
+        on_pattern: called with `(layer, pattern [head, row, key])`.
+    """
+    watched = on_z is not None or on_pattern is not None
+    plan = _Plan(hooked, prefix, branches, skip=hooked.skipping and hooked.packed and not watched)
+    edits = _z_edits(hooked, branches, plan.first)
+    blocks = _blocks(hooked, branches, plan.first, plan.rows, int(plan.rows.seen.max()))
 
     def z_hook(layer: int, z: Tensor) -> Tensor:
-        for weight, values, row in edits.get(layer, ()):
+        for weight, values, row, adds in edits.get(layer, ()):
             # lerp is exactly z at weight 0 and exactly the values at weight 1
-            z = z.index_copy(0, row, torch.lerp(z[row], values.expand_as(z[row]), weight[..., None]))
+            changed = z[row] + weight[..., None] * values if adds else torch.lerp(z[row], values.expand_as(z[row]), weight[..., None])
+            z = z.index_copy(0, row, changed)
         return on_z(layer, z) if on_z is not None else z
 
-    as_tensor = lambda x: torch.tensor(x, device=hooked.device)  # noqa: E731
-    return hooked.rows(prefix, as_tensor(tokens), as_tensor(positions), as_tensor(numbers), as_tensor(seen),
-                       z_hook if edits or on_z is not None else None, blocks)
+    wanted = tuple(sorted({i for b in branches if b.ids is not None for i in b.ids})) or None
+    if not hooked.narrow:
+        wanted = None
+    full, narrow = hooked.run(prefix, plan.rows, z_hook if edits or on_z is not None else None, blocks, wanted, on_pattern)
+    return plan.share_out(full, narrow, wanted)
 
 
-def _z_edits(hooked: Hooked, branches: Sequence[Branch], first: list[int]) -> dict[int, list[tuple[Tensor, Tensor, Tensor]]]:
+class _Plan:
+    """Branches as rows: where each branch begins, which rows enter late, which logits are wanted."""
+
+    def __init__(self, hooked: Hooked, prefix: Prefix, branches: Sequence[Branch], skip: bool):
+        for branch in branches:
+            if not 0 <= branch.position <= len(prefix):
+                raise ValueError(f"a branch at position {branch.position} does not fit a prefix of {len(prefix)} tokens")
+        self.branches, self.all_full = branches, not hooked.narrow
+        entry = [b.entry() if skip else 0 for b in branches]
+        clean = {b.position for b in branches if not b.tokens and not b.interventions}
+        # a clean row for every position at which rows enter late
+        extra = sorted({b.position for b, e in zip(branches, entry, strict=True) if e > 0} - clean)
+        order = sorted(range(len(branches)), key=lambda i: entry[i])
+        tokens, positions, numbers, seen, late, full = [], [], [], [], [], []
+        self.first = [0] * len(branches)
+        parents: dict[int, int] = {}
+
+        def add(number: int, position: int, own: tuple[int, ...], enters: int, whole: bool) -> int:
+            start = len(tokens)
+            for step, token in enumerate(own):
+                if whole:
+                    full.append(len(tokens))
+                tokens.append(token), positions.append(position + step)
+                numbers.append(number), seen.append(position), late.append(enters)
+            return start
+
+        own_token = lambda position: (int(prefix.ids[position]),)  # noqa: E731
+        for number, position in enumerate(extra):
+            parents[position] = add(len(branches) + number, position, own_token(position), 0, False)
+        for i in order:
+            branch = branches[i]
+            self.first[i] = add(i, branch.position, branch.tokens or own_token(branch.position), entry[i], self.all_full or branch.ids is None)
+            if not branch.tokens and not branch.interventions:
+                parents.setdefault(branch.position, self.first[i])
+        self.place = {row: n for n, row in enumerate(full)}
+        as_tensor = lambda x: torch.tensor(x, device=hooked.device)  # noqa: E731
+        skips = any(late)
+        self.rows = Rows(as_tensor(tokens), as_tensor(positions), as_tensor(numbers), as_tensor(seen),
+                         tuple(late) if skips else (), tuple(parents.get(p, 0) for p in positions) if skips else (),
+                         tuple(full) if len(full) < len(tokens) else None)
+
+    def share_out(self, full: Tensor, narrow: Tensor | None, wanted: tuple[int, ...] | None) -> list[Tensor]:
+        """The logits of each branch, in the order they were given."""
+        column = {token: n for n, token in enumerate(wanted or ())}
+        out = []
+        for branch, first in zip(self.branches, self.first, strict=True):
+            rows = range(first, first + branch.width)
+            if branch.ids == ():
+                out.append(full.new_empty(branch.width, 0))
+            elif branch.ids is None or self.all_full:
+                logits = full[[self.place[r] for r in rows]]
+                out.append(logits if branch.ids is None else logits[:, list(branch.ids)])
+            else:
+                out.append(narrow[first:first + branch.width][:, [column[i] for i in branch.ids]])
+        return out
+
+
+def _z_edits(hooked: Hooked, branches: Sequence[Branch], first: list[int]) -> dict[int, list[tuple[Tensor, Tensor, Tensor, bool]]]:
     """For each layer: weights `[row, head]`, values `[head, d_head]` and rows, grouped by equal values."""
-    groups: dict[int, tuple[np.ndarray, list[int], list[np.ndarray]]] = {}
+    groups: dict[tuple, tuple[np.ndarray, bool, list[int], list[np.ndarray]]] = {}
     for order in range(max((len(b.interventions) for b in branches), default=0)):
         for branch, row in zip(branches, first, strict=True):
             if order < len(branch.interventions) and not isinstance(branch.interventions[order], BlockReads):
                 edit = branch.interventions[order].edit()
-                _, rows, weights = groups.setdefault((order, id(edit.values)), (edit.values, [], []))
+                _, _, rows, weights = groups.setdefault((order, id(edit.values), edit.adds), (edit.values, edit.adds, [], []))
                 rows.append(row), weights.append(edit.weight)
-    layers: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
-    for values, rows, weights in groups.values():
+    layers: dict[int, list[tuple[Tensor, Tensor, Tensor, bool]]] = {}
+    for values, adds, rows, weights in groups.values():
         weight, row = np.stack(weights), np.array(rows)
         for layer in np.flatnonzero(weight.any((0, 2))):
             chosen = np.flatnonzero(weight[:, layer].any(-1))
             layers.setdefault(int(layer), []).append((
                 torch.as_tensor(weight[chosen, layer], dtype=hooked.dtype, device=hooked.device),
                 torch.as_tensor(values[layer]).to(hooked.device, hooked.dtype),
-                torch.as_tensor(row[chosen], device=hooked.device)))
+                torch.as_tensor(row[chosen], device=hooked.device), adds))
     return layers
 
 
-def _blocks(hooked: Hooked, branches: Sequence[Branch], first: list[int], positions: list[int], length: int):
+def _blocks(hooked: Hooked, branches: Sequence[Branch], first: list[int], rows: Rows, length: int):
     """`layer -> [head, row, key]` of reads to remove, or None where no branch blocks any."""
-    wanted = [(row, block) for branch, row in zip(branches, first, strict=True)
+    wanted = [(row, branch.position, block) for branch, row in zip(branches, first, strict=True)
               for block in branch.interventions if isinstance(block, BlockReads)]
     if not wanted:
         return None
 
     def blocked(layer: int) -> Tensor | None:
-        here = [(row, [h.head for h in block.heads if h.layer == layer], block) for row, block in wanted]
-        if not any(heads for _, heads, _ in here):
+        here = [(row, position, [h.head for h in block.heads if h.layer == layer], block) for row, position, block in wanted]
+        if not any(heads for _, _, heads, _ in here):
             return None
-        cut = torch.zeros(hooked.n_heads, len(positions), length + len(positions), dtype=torch.bool)
-        for row, heads, block in here:
-            cut[heads, row, :length] |= torch.as_tensor(block.keys(length, positions[row]))
+        cut = torch.zeros(hooked.n_heads, len(rows), length + len(rows), dtype=torch.bool)
+        for row, position, heads, block in here:
+            cut[heads, row, :length] |= torch.as_tensor(block.keys(length, position))
         return cut.to(hooked.device)
 
     return blocked
@@ -155,18 +240,14 @@ def _blocks(hooked: Hooked, branches: Sequence[Branch], first: list[int], positi
 
 @torch.no_grad()
 def clean_z(hooked: Hooked, prefix: Prefix, positions: Sequence[int], memory: int = MEMORY) -> Float[Tensor, "position layer head d_head"]:
-    """z of every head at some positions of a text, from clean rows."""
-    branches = [Branch(position) for position in positions]
-    out: list[Tensor] = [torch.empty(0)] * len(branches)
+    """z of every head at some positions of a text, from clean rows; zeros where a layer has no heads."""
+    branches = [Branch(position, ids=()) for position in positions]
+    out = torch.zeros(len(branches), hooked.n_layers, hooked.n_heads, hooked.d_head, dtype=hooked.dtype, device=hooked.device)
     for pack in plan_packs(hooked, branches, memory):
-        layers: list[Tensor] = []
 
-        def keep(layer: int, z: Tensor, layers: list[Tensor] = layers) -> Tensor:
-            layers.append(z)
+        def keep(layer: int, z: Tensor, pack: list[int] = pack) -> Tensor:
+            out[pack, layer] = z
             return z
 
         run_pack(hooked, prefix, [branches[i] for i in pack], keep)
-        stacked = torch.stack(layers, 1)
-        for row, i in enumerate(pack):
-            out[i] = stacked[row]
-    return torch.stack(out) if out else torch.empty(0, hooked.n_layers, hooked.n_heads, hooked.d_head)
+    return out

@@ -29,10 +29,10 @@ def evaluate(model: DecisionModel, surveys: Sequence[Survey], heads: HeadSet, ki
         events = [e for e in s.reading.events if e.kind == kind]
         if not events or not len(heads):
             continue
-        branches = [Branch(e.position, (), (MeanAblate(h, zbar),)) for e in events for h in (heads, *others)]
+        branches = [Branch(e.position, (), (MeanAblate(h, zbar),), e.alternatives) for e in events for h in (heads, *others)]
         for i, logits in branch_logits(model.hooked, s.reading.prefix, branches, memory):
             e = events[i // (1 + len(others))]
-            best = e.alternatives[int(logits[0, list(e.alternatives)].argmax())] == e.chosen
+            best = e.alternatives[int(logits[0].argmax())] == e.chosen
             (kept if i % (1 + len(others)) == 0 else kept_others).append(best)
         chance += [1 / len(e.alternatives) for e in events]
     knocked = knock_in(model, [s.reading for s in surveys], heads, kind, seed=asked.seed, memory=memory)

@@ -19,10 +19,12 @@ Array = np.ndarray
 
 
 class ZEdit(NamedTuple):
-    """An intervention on z, resolved: `z + weight * (values - z)`, exactly `values` at weight 1."""
+    """An intervention on z, resolved: `z + weight * (values - z)`, exactly `values` at weight 1; or,
+    where it adds, `z + weight * values`."""
 
     weight: Float[Array, "layer head"]
     values: Float[Array, "layer head d_head"]
+    adds: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +61,17 @@ class KnockIn:
 
 
 @dataclass(frozen=True, eq=False)
+class AddToZ:
+    """Add `[layer, head, d_head]` to z of `heads`: steering, or noise of a chosen size."""
+
+    heads: HeadSet
+    values: Float[Array, "layer head d_head"]
+
+    def edit(self) -> ZEdit:
+        return ZEdit(self.heads.to_mask(*self.values.shape[:2]).astype(np.float32), self.values, adds=True)
+
+
+@dataclass(frozen=True, eq=False)
 class Interpolate:
     """Move z of a whole layer towards the means: `means + alpha * (z - means)`, for integrated attribution."""
 
@@ -89,4 +102,4 @@ class BlockReads:
         return (where >= self.start) & (where < self.end) & (where != own)
 
 
-Intervention = MeanAblate | Keep | KnockIn | Interpolate | BlockReads
+Intervention = MeanAblate | Keep | KnockIn | AddToZ | Interpolate | BlockReads

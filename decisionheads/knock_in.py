@@ -68,7 +68,7 @@ def knock_in(model: DecisionModel, readings: Sequence[Reading], heads: HeadSet, 
     """
     rng = np.random.default_rng(seed)
     events = [(r, e) for r in readings for e in r.events if e.kind == kind and e.primary]
-    z = {r.transcript.id: clean_z(model.hooked, r.prefix, [e.position for e in r.events], memory).cpu().numpy() for r in readings}
+    z = {r.transcript.id: as_array(clean_z(model.hooked, r.prefix, [e.position for e in r.events], memory)) for r in readings}
     own = lambda r, e: z[r.transcript.id][r.events.index(e)]  # noqa: E731
     rows, pairs, without = [], [], 0
     for reading, event in events:
@@ -95,16 +95,22 @@ def identity_change(model: DecisionModel, reading: Reading, event: DecisionEvent
 
     Both forwards have one row, so that their sums are taken in the same order.
     """
-    layers: list[torch.Tensor] = []
+    hooked = model.hooked
+    own = as_array(torch.zeros(hooked.n_layers, hooked.n_heads, hooked.d_head, dtype=hooked.dtype))
 
     def keep(layer: int, z: torch.Tensor) -> torch.Tensor:
-        layers.append(z[0])
+        own[layer] = as_array(z[0])
         return z
 
-    clean = run_pack(model.hooked, reading.prefix, [Branch(event.position)], keep)
-    own = torch.stack(layers).cpu().numpy()
-    again = run_pack(model.hooked, reading.prefix, [Branch(event.position, (), (KnockIn(heads, own),))])
+    clean = run_pack(hooked, reading.prefix, [Branch(event.position)], keep)[0]
+    # on_z, so that the row runs through every layer as the clean one did
+    again = run_pack(hooked, reading.prefix, [Branch(event.position, (), (KnockIn(heads, own),))], lambda layer, z: z)[0]
     return float((again - clean).abs().max())
+
+
+def as_array(z: torch.Tensor) -> np.ndarray:
+    """z for an intervention; numpy has no bfloat16, and float32 holds it exactly."""
+    return (z.float() if z.dtype == torch.bfloat16 else z).cpu().numpy()
 
 
 def random_heads(heads: HeadSet, n_layers: int, n_heads: int, rng: np.random.Generator) -> HeadSet:

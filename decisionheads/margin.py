@@ -34,6 +34,10 @@ class Margin:
         others = logits[..., list(self.against)]
         return logits[..., self.chosen] - (others[..., 0] if len(self.against) == 1 else others.logsumexp(-1))
 
+    def among(self, ids: tuple[int, ...]) -> Margin:
+        """The same margin on logits of `ids` alone, in their order."""
+        return Margin(ids.index(self.chosen), tuple(ids.index(i) for i in self.against))
+
     def swapped(self) -> Margin:
         """Chosen and competitor exchanged: the negated margin."""
         if len(self.against) != 1:

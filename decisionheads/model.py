@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ._hooked import Hooked, Prefix
+from ._cache import Prefix
+from ._hooked import Hooked
 from ._self_test import SelfTest, self_test
 from .errors import InputError
 from .events import DecisionEvent, Events, find_events
@@ -220,7 +221,10 @@ def _sharing_copy(model):
     """
     shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     plain = copy.deepcopy(model, shared)
-    plain.set_attn_implementation("sdpa")
+    try:
+        plain.set_attn_implementation("sdpa")
+    except ValueError:  # soft caps and sinks have no sdpa: the copy stays eager
+        plain.set_attn_implementation("eager")
     return plain
 
 
@@ -231,8 +235,8 @@ def _bridge(model):
     model.set_attn_implementation("eager")
     try:
         return build_bridge_from_module(model, type(model).__name__, hf_config=model.config)
-    except (ValueError, KeyError) as error:
-        raise InputError(f"{type(model).__name__}: transformer-lens has no bridge for this architecture ({_first_line(error)})") from None
+    except (ValueError, KeyError, RuntimeError, AttributeError) as error:
+        raise InputError(f"{type(model).__name__}: transformer-lens builds no bridge for this architecture ({_first_line(error)})") from None
 
 
 def _first_line(error: Exception) -> str:

@@ -139,15 +139,13 @@ def reference(model: DecisionModel, surveys: Sequence[Survey], asked: Options, m
         if len(rows) < asked.minimum:
             raise InputError(f"only {len(rows)} {kind} events in the reference split of {len(surveys)} usable transcripts and {asked.minimum} are needed; "
                              f"give about {len(surveys) * asked.minimum // max(1, len(rows)) * 5} transcripts, or leave the kind out")
-        z = [clean_z(model.hooked, s.reading.prefix, [e.position], memory)[0].cpu().double() for s, e in rows]
-        means[kind], counts[kind] = torch.stack(z).mean(0).float().numpy(), len(rows)
+        means[kind], counts[kind] = _mean_z(model, surveys, [[e.position for e in s.reading.events if e.kind == kind] for s in surveys], memory), len(rows)
         used = [flat[j] for nulls in match_kind(surveys, kind, max(asked.caliper, CALIPER)).nulls for j in nulls]
         if len(used) < 2:
             used = flat  # nothing matches: the mean over all reference nulls
         if len(used) < 2:
             raise InputError("the reference split has no null tokens: its texts hold nothing but labels; give transcripts with reasoning")
-        zn = [clean_z(model.hooked, surveys[i].reading.prefix, [int(surveys[i].nulls.positions[j])], memory)[0].cpu().double() for i, j in used]
-        null_means[kind] = torch.stack(zn).mean(0).float().numpy()
+        null_means[kind] = _mean_z(model, surveys, [[int(s.nulls.positions[j]) for k, j in used if k == i] for i, s in enumerate(surveys)], memory)
         effects, margins = [], []
         for i in sorted({i for i, _ in used}):
             s, own = surveys[i], [j for k, j in used if k == i]
@@ -155,6 +153,12 @@ def reference(model: DecisionModel, surveys: Sequence[Survey], asked: Options, m
             margins.append(s.nulls.margin[own])
         slope[kind] = slopes(np.concatenate(effects).reshape(len(used), -1).astype(float), np.concatenate(margins))
     return ReferenceMeans(means, counts, ids), null_means, slope
+
+
+def _mean_z(model: DecisionModel, surveys: Sequence[Survey], positions: Sequence[list[int]], memory: int) -> np.ndarray:
+    """Mean z over positions of several texts, in float64, as float32."""
+    z = [clean_z(model.hooked, s.reading.prefix, at, memory).double().cpu() for s, at in zip(surveys, positions, strict=True) if at]
+    return torch.cat(z).mean(0).float().numpy()
 
 
 def null_probe(s: Survey, j: int, zbar: np.ndarray) -> Probe:

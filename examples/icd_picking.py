@@ -16,6 +16,7 @@ import argparse
 import importlib
 import importlib.util
 import random
+import sys
 from collections import defaultdict
 from dataclasses import asdict
 from importlib.metadata import version
@@ -26,6 +27,7 @@ import torch
 from tqdm import tqdm
 
 from decisionheads import DecisionModel, LabelSpace, Span, Transcript, load_transcripts, save_transcripts
+from decisionheads.errors import InputError
 from decisionheads.run_folder import RunFolder
 from decisionheads.survey import Options
 from decisionheads.workflow import run, show
@@ -125,6 +127,7 @@ def main() -> None:
     options = Options(caliper=1.0, minimum=8)
     inputs = {"model": args.model, "texts": args.texts, "example": "icd_picking", "codes": f"simple-icd-10-cm {version('simple-icd-10-cm')}", "options": asdict(options)}
     store = RunFolder(args.out, inputs)
+    store.make()
     model = DecisionModel.from_pretrained(weights(args.model, args.out))
     kept = args.out / "transcripts.jsonl"
     if not kept.is_file():
@@ -141,4 +144,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

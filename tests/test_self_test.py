@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
 
 import pytest
@@ -29,7 +30,7 @@ def test_without_the_cache_repair_it_refuses_and_names_both_versions(random_fold
 
 def test_a_cached_token_equals_the_full_run_and_a_lone_one_does_not(random_model):  # B1
     checks = {c.name: c for c in self_test(random_model.hooked).checks}
-    assert checks["first packed row equals one forward"].error <= 1e-3
+    assert checks["first row equals one forward"].error <= 1e-3
     assert checks["a lone token differs"].error > 0.1
 
 
@@ -37,14 +38,14 @@ def test_a_cached_token_equals_the_full_run_and_a_lone_one_does_not(random_model
     ("mask", "packed rows"), ("z", "editing z of one head changes nothing"), ("projection", "do not add up"), ("edit", "not an edit of the output projection")])
 def test_each_fault_is_found(random_model, monkeypatch, broken, named):
     hooked = random_model.hooked
-    real = hooked.rows
+    real = hooked.run
     if broken == "mask":  # every row is one branch: rows see each other
-        monkeypatch.setattr(hooked, "rows", lambda p, t, w, b, *a, **k: real(p, t, w, b * 0, *a, **k))
+        monkeypatch.setattr(hooked, "run", lambda p, rows, *a, **k: real(p, replace(rows, branch=rows.branch * 0), *a, **k))
     elif broken == "z":
-        monkeypatch.setattr(hooked, "rows", lambda p, t, w, b, s, z_hook=None, blocked=None: real(p, t, w, b, s, None, blocked))
+        monkeypatch.setattr(hooked, "run", lambda p, rows, z_hook=None, *a, **k: real(p, rows, None, *a, **k))
     elif broken == "edit":  # the edit lands on another head
-        monkeypatch.setattr(hooked, "rows", lambda p, t, w, b, s, z_hook=None, blocked=None: real(
-            p, t, w, b, s, z_hook and (lambda layer, z: z_hook(layer, z.roll(1, 1)).roll(-1, 1)), blocked))
+        monkeypatch.setattr(hooked, "run", lambda p, rows, z_hook=None, *a, **k: real(
+            p, rows, z_hook and (lambda layer, z: z_hook(layer, z.roll(1, 1)).roll(-1, 1)), *a, **k))
     else:
         real_outputs = hooked.head_outputs
         monkeypatch.setattr(hooked, "head_outputs", lambda layer, z: real_outputs(layer, z) * 1.1)

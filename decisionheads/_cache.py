@@ -1,0 +1,99 @@
+"""Keys and values of a text, computed once, and the caches that are made of them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A text that the model has read; computed once and never changed.
+
+    Attributes:
+        ids: token ids `[position]`.
+        layers: for each layer `(keys, values)`, each `[1, kv_head, position, d_head]`; empty where a
+            model's cache cannot be cut and branches run one a batch row.
+        logits: float32 `[wanted, vocabulary]` at the `positions` asked for, from the plain model
+            where there is one: an independent reference for the clean rows.
+        positions: the positions of `logits`.
+        last: the model's own cache at the position last asked for, where branches run one a batch row.
+    """
+
+    ids: Int[Tensor, " position"]
+    layers: tuple[tuple[Tensor, Tensor], ...]
+    logits: Float[Tensor, "wanted vocabulary"]
+    positions: tuple[int, ...] = field(default=())
+    last: dict = field(default_factory=dict, repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def read_only_cache(prefix: Prefix, length: int):
+    """A transformers cache over the first `length` positions that forgets whatever is added."""
+    from transformers.cache_utils import Cache, DynamicLayer
+
+    class ReadOnlyLayer(DynamicLayer):
+        """Returns prefix and new keys side by side without keeping the new ones."""
+
+        def update(self, key_states, value_states, *args, **kwargs):
+            return (torch.cat([self.keys, key_states], dim=-2), torch.cat([self.values, value_states], dim=-2))
+
+    layers = []
+    for keys, values in prefix.layers:
+        layer = ReadOnlyLayer()
+        layer.keys, layer.values = keys[:, :, :length], values[:, :, :length]
+        layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
+        layers.append(layer)
+    return Cache(layers=layers)
+
+
+def full_cache(base: Prefix | None = None, length: int = 0):
+    """A growing cache that keeps every key, in sliding layers too; forked from the first `length`
+    positions of another text where one is given."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache()  # without a config: a layer made from one drops what its window cannot see
+    for number, (keys, values) in enumerate(base.layers if base is not None and length else ()):
+        cache.update(keys[:, :, :length], values[:, :, :length], number)
+    return cache
+
+
+def repeated(cache, count: int):
+    """A copy of a cache of one text, for a batch of `count` rows."""
+    cache = copy.deepcopy(cache)
+    cache.reorder_cache(torch.zeros(count, dtype=torch.long))
+    return cache
+
+
+def cache_argument(model) -> str:
+    """The name under which this version of transformers takes a model's cache."""
+    names = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "past_key_values", "cache_params") if name in names), "past_key_values")
+
+
+def layer_windows(config, n_layers: int) -> tuple[int | None, ...]:
+    """How many positions back each layer sees, itself included; None where it sees everything."""
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)
+    if types is not None:
+        return tuple(window if kind == "sliding_attention" else None for kind in types)
+    if window is None or getattr(config, "use_sliding_window", True) is False:
+        return (None,) * n_layers
+    return (window,) * n_layers
+
+
+def longest_reach(config) -> int:
+    """The largest number in a config that may bound what attention sees: a test text must be longer.
+
+    Read by name, since not every such bound is a sliding window (GPT-Neo has a `window_size`, others
+    attend in chunks) and a bound that is overlooked shows only in a text that is longer.
+    """
+    names = [n for n in vars(config) if ("window" in n or "chunk" in n or "local_attn" in n) and "layer" not in n]
+    return max((v for n in names if isinstance(v := getattr(config, n), int) and not isinstance(v, bool)), default=0)
