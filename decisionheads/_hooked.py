@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -204,11 +204,8 @@ class Hooked:
         return full if rows.full != () else full[:0], narrow
 
     def _forward(self, tokens, positions, cache, mask, keep) -> Float[Tensor, "row vocabulary"]:
-        with warnings.catch_warnings():
-            # the bridge still hands its cache over under the old name
-            warnings.filterwarnings("ignore", message=".*`past_key_values` is deprecated", category=FutureWarning)
-            given = {} if keep is None else {"logits_to_keep": keep}
-            return self.bridge(tokens, past_key_values=cache, position_ids=positions, attention_mask=mask, **given)[0]
+        given = {} if keep is None else {"logits_to_keep": keep}
+        return self.bridge(tokens, past_key_values=cache, position_ids=positions, attention_mask=mask, **given)[0]
 
     def _additive(self, visible: Bool[Tensor, "head row key"]) -> Float[Tensor, "1 head row key"]:
         low = torch.finfo(self.dtype).min
@@ -223,30 +220,31 @@ class Hooked:
         z and patterns are seen flat: `[row, head, d_head]` and `[head, row, key]`, a batch's rows one
         after the other.
         """
-        handles: list = []
         fired = dict.fromkeys(self.layers, 0)
-        was_training = self.bridge.original_model.training
-        try:
-            self.bridge.original_model.eval()
-            handles += _repair_cache_argument(self.bridge, self.layers)
+        model = self.bridge.original_model
+        with ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            # the bridge still hands its cache over under the old names
+            warnings.filterwarnings("ignore", message=".*(past_key_values|cache_params)", category=FutureWarning)
+            stack.callback(model.train, model.training)
+            model.eval()
+            keep = lambda handle: stack.callback(handle.remove)  # noqa: E731
+            for handle in _repair_cache_argument(self.bridge, self.layers):
+                keep(handle)
             for layer in self.layers:
                 attention = self.bridge.blocks[layer].attn
                 if mask is not None:
-                    handles.append(attention.register_forward_pre_hook(
+                    keep(attention.register_forward_pre_hook(
                         lambda module, args, kwargs, layer=layer: (args, dict(kwargs, attention_mask=mask(layer))), with_kwargs=True))
                 if z_hook is not None:
-                    handles.append(self.z_points[layer].register_forward_hook(self._z_edit(layer, z_hook, fired)))
+                    keep(self.z_points[layer].register_forward_hook(self._z_edit(layer, z_hook, fired)))
                 if on_pattern is not None:
-                    handles.append(attention.hook_pattern.register_forward_hook(
+                    keep(attention.hook_pattern.register_forward_hook(
                         lambda module, args, out, layer=layer: on_pattern(layer, out.transpose(0, 1).flatten(1, 2))))
             yield
             if z_hook is not None and any(count != 1 for count in fired.values()):
                 wrong = next(i for i, count in fired.items() if count != 1)
                 raise RuntimeError(f"hook blocks.{wrong}.attn.hook_z fired {fired[wrong]} times in one forward, not once")
-        finally:
-            for handle in handles:
-                handle.remove()
-            self.bridge.original_model.train(was_training)
 
     def _z_edit(self, layer: int, z_hook: ZHook, fired: dict[int, int]):
         def edit(module, args, out):

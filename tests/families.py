@@ -57,7 +57,7 @@ class Family:
         with torch.no_grad():
             for name, p in hf.named_parameters():
                 if p.ndim > 1 and "conv" not in name:
-                    p.normal_(0, 0.5 if re.search("embed|wte|wpe|shared", name) else 0.25)
+                    p.normal_(0, 0.25)
         hf.config.architectures = [type(hf).__name__]
         return hf.eval().requires_grad_(False)
 
