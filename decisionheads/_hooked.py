@@ -12,14 +12,14 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ._batch_rows import batch_rows
-from ._cache import Prefix, cache_argument, full_cache, layer_windows, read_only_cache
+from ._cache import Prefix, cache_argument, full_cache, layer_windows, longest_reach, read_only_cache
+from ._late_entry import entering
 from ._rows import BlockedReads, PatternHook, Rows, ZHook
 from ._unembed import LIMIT, Unembedding, same_weight
 from .errors import InputError
@@ -72,8 +72,62 @@ class Hooked:
         parameter = next(bridge.original_model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
         self.limit = LIMIT[self.dtype]
-        self.unembedding = Unembedding(bridge, self.limit)
+        self.unembedding = self._unembedding()
+        self.name = self.config.name_or_path or type(bridge.original_model).__name__
+        self.reach = longest_reach(self.config.get_text_config())
+        self.paths = [(True, True, "packed rows"), (True, False, "packed rows, prefill by the bridge"), (False, True, "one branch a batch row")]
+        if plain is None:
+            del self.paths[0]
         self.prefills = self.packed = self.skipping = self.narrow = True
+
+    def _unembedding(self) -> Unembedding:
+        final, head = self.bridge.ln_final, self.bridge.unembed.original_component
+        after = {i: (block.ln1_post, block.ln1_post.original_component) for i, block in enumerate(self.bridge.blocks) if hasattr(block, "ln1_post")}
+        cap = {name: getattr(self.config, name, None) for name in ("logit_scale", "logits_scaling", "final_logit_softcapping")}
+        return Unembedding((final, final.original_component), after, head.weight, getattr(head, "bias", None), self.limit, cap)
+
+    # -- plain forwards ----------------------------------------------------------------------
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The Hugging Face model: the plain copy where there is one, else the one inside the bridge."""
+        return self.plain if self.plain is not None else self.bridge.original_model
+
+    @torch.no_grad()
+    def full_logits(self, ids: Int[Tensor, " position"], start: int = 0,
+                    edit: tuple[int, int, Tensor] | None = None) -> Float[Tensor, "position vocabulary"]:
+        """Logits of one ordinary forward, without our cache and masks; z of `(layer, head)` at the last
+        position set to a value by a plain pre-hook on the output projection."""
+        given = {"position_ids": torch.arange(start, start + len(ids), device=ids.device)[None]} if start and _takes(self.model, "position_ids") else {}
+
+        def pre(module, args):
+            flat = args[0].clone()
+            flat[0, -1].view(self.n_heads, -1)[edit[1]] = edit[2]
+            return (flat, *args[1:])
+
+        handle = self.output_projection(edit[0]).register_forward_pre_hook(pre) if edit else None
+        try:
+            return self.model(input_ids=ids[None], use_cache=False, **given).logits[0].float()
+        finally:
+            if handle is not None:
+                handle.remove()
+
+    @torch.no_grad()
+    def attention_output(self, ids: Int[Tensor, " position"], layer: int) -> tuple[Tensor, Tensor]:
+        """z `[head, d_head]` and the attention output `[d_model]` of a layer at the last position."""
+        seen: list[tuple[Tensor, Tensor]] = []
+        handle = self.output_projection(layer).register_forward_hook(lambda module, args, out: seen.append((args[0][0, -1], out[0, -1])))
+        try:
+            self.full_logits(ids)
+        finally:
+            handle.remove()
+        return seen[0][0].view(self.n_heads, -1), seen[0][1]
+
+    @torch.no_grad()
+    def generate(self, ids: Int[Tensor, " position"], longest: int) -> Int[Tensor, " new"]:
+        """The tokens that the model writes after a prompt, greedily."""
+        out = self.model.generate(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], do_sample=False, max_new_tokens=longest)
+        return out[0, len(ids):]
 
     # -- output projection -------------------------------------------------------------------
 
@@ -138,10 +192,10 @@ class Hooked:
     def _read(self, part: Tensor, start: int, cache, keep: Tensor) -> Float[Tensor, "wanted vocabulary"]:
         """Logits of one chunk of a text at the rows `keep`."""
         if not self.packed or (self.plain is not None and self.prefills):
-            model = self.plain if self.plain is not None else self.bridge.original_model
+            model = self.model
             norm = self.bridge.ln_final if self.plain is None else same_weight(self.plain, self.bridge.ln_final)
             given = {cache_argument(model): cache} if self.packed else {}
-            if "logits_to_keep" in inspect.signature(model.forward).parameters:
+            if _takes(model, "logits_to_keep"):
                 given["logits_to_keep"] = keep
             with self.unembedding.hidden(norm) as hidden:
                 out = model(input_ids=part, use_cache=self.packed, **given).logits[0]
@@ -194,7 +248,7 @@ class Hooked:
             return self._additive(visible if cut is None else visible & ~cut[:, :n, :length + n])
 
         keep = None if rows.full is None else torch.tensor(rows.full or (0,), device=self.device)
-        with (self.hooks(mask, z_hook, on_pattern), self._entering(rows),
+        with (self.hooks(mask, z_hook, on_pattern), entering(self.bridge.blocks, rows),
               self.unembedding.hidden(self.bridge.ln_final, always=ids is not None) as hidden):
             out = self._forward(rows.tokens[None], rows.positions[None], read_only_cache(prefix, length), self._additive(allowed[None]), keep)
         narrow = None if ids is None else self.unembedding.narrow(hidden, ids)
@@ -255,36 +309,9 @@ class Hooked:
 
         return edit
 
-    @contextmanager
-    def _entering(self, rows: Rows) -> Iterator[None]:
-        """Let each row enter at its own layer: before it, a copy of its parent's hidden state is the
-        row's own, since nothing was changed yet."""
-        counts = [rows.active(layer) for layer in range(self.n_layers)]
-        if counts[0] == len(rows):
-            yield
-            return
 
-        def enter(module, args, kwargs, layer):
-            hidden, rest = (args[0], args[1:]) if args else (kwargs["hidden_states"], ())
-            before, now = counts[layer - 1] if layer else 0, counts[layer]
-            hidden = hidden[:, :now] if layer == 0 else torch.cat([hidden, hidden[:, list(rows.parent[before:now])]], 1)
-            kwargs = {k: _first_rows(v, len(rows), now) for k, v in kwargs.items() if k != "hidden_states"}
-            return (hidden, *(_first_rows(a, len(rows), now) for a in rest)), kwargs
-
-        handles = [block.register_forward_pre_hook(lambda m, a, k, layer=layer: enter(m, a, k, layer), with_kwargs=True)
-                   for layer, block in enumerate(self.bridge.blocks)]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-
-def _first_rows(value: Any, total: int, count: int) -> Any:
-    """What a block is given for all rows (positions, rotary tables), cut to the first `count`."""
-    if isinstance(value, Tensor) and value.ndim >= 2 and value.shape[1] == total:
-        return value[:, :count]
-    return tuple(_first_rows(v, total, count) for v in value) if isinstance(value, tuple) else value
+def _takes(model, name: str) -> bool:
+    return name in inspect.signature(model.forward).parameters
 
 
 def _width(projection: torch.nn.Module) -> int:

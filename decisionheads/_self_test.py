@@ -6,15 +6,14 @@ standard deviation of the logits. Each failure is one sentence that names the ca
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ._cache import Prefix, longest_reach
+from ._cache import Prefix
 from ._hooked import Hooked
 from ._rows import Rows
 from .errors import InputError
@@ -82,24 +81,17 @@ def self_test(hooked: Hooked, tokenizer=None, seed: int = 0) -> SelfTest:
     Packed rows over the plain model's prefill; packed rows over the bridge's own prefill; one branch a
     batch row. A dozen short forwards each.
     """
-    plain, before = hooked.plain, []
-    for packed, own in [(True, False), (True, True), (False, False)]:
-        if own and plain is None:
-            continue
-        hooked.packed, hooked.prefills = packed, not own
+    before: list[SelfTest] = []
+    for packed, prefills, path in hooked.paths:
+        hooked.packed, hooked.prefills = packed, prefills
         hooked.skipping = hooked.narrow = False
-        path = ("packed rows" if packed else "one branch a batch row") + (", prefill by the bridge" if own else "")
-        result = SelfTest(_name(hooked), path, tuple(_try(hooked, tokenizer, seed)), packed, tuple(before))
+        result = SelfTest(hooked.name, path, tuple(_try(hooked, tokenizer, seed)), packed, tuple(before))
         if result.verdict != "refused":
             if packed:
                 _choose_shortcuts(hooked, tokenizer, seed)
             return result
         before.append(result)
     return before[0] if len(before) == 1 else SelfTest(before[0].model, before[0].path, before[0].checks, True, tuple(before[1:]))
-
-
-def _name(hooked: Hooked) -> str:
-    return hooked.config.name_or_path or type(hooked.bridge.original_model).__name__
 
 
 def _try(hooked: Hooked, tokenizer, seed: int) -> list[Check]:
@@ -127,7 +119,7 @@ def _checks(hooked: Hooked, tokenizer, seed: int) -> Iterator[Check]:
     n = len(ids)
     last, half = n - 1, n // 2
     with torch.no_grad():
-        full = _plain_forward(hooked, ids)
+        full = hooked.full_logits(ids)
         deviation = float(full.std())
         relative = lambda a, b: float((a - b).abs().max()) / deviation  # noqa: E731
         prefix = hooked.prefill(ids, (last,), chunk=max(8, n // 3))
@@ -135,7 +127,7 @@ def _checks(hooked: Hooked, tokenizer, seed: int) -> Iterator[Check]:
                     "a prefill in chunks does not give the logits of one forward; this cache layout is not supported")
 
         cached = _rows(hooked, prefix, [last])[0]
-        lone = _plain_forward(hooked, ids[last:], start=last)[0]
+        lone = hooked.full_logits(ids[last:], start=last)[0]
         yield check("a lone token differs", relative(lone, full[last]), at_least=moves,
                     sentence="the last token gives the same logits with and without its context; the model ignores its context")
         yield check("a cached token equals one forward", relative(cached, full[last]), _cache_sentence(relative(cached, lone) <= limit))
@@ -152,7 +144,7 @@ def _checks(hooked: Hooked, tokenizer, seed: int) -> Iterator[Check]:
         layer, head = hooked.layers[len(hooked.layers) // 2], hooked.n_heads // 2
         value = torch.linspace(-1, 1, hooked.d_head * 8, device=hooked.device, dtype=hooked.dtype)[: hooked.d_head]
         edited = _rows(hooked, prefix, where, lambda at, z: _set(z, 1, head, value) if at == layer else z)
-        literal = _plain_forward(hooked, ids, lambda: _o_proj_edit(hooked, layer, head, value))[last]
+        literal = hooked.full_logits(ids, edit=(layer, head, value))[last]
         yield check("an edit of z changes the output", relative(edited[1], clean[1]), at_least=moves,
                     sentence="editing z of one head changes nothing; hook_z is not on the path of this architecture")
         yield check("an edit of z equals a pre-hook on the output projection", relative(edited[1], literal),
@@ -205,22 +197,10 @@ def _random_ids(hooked: Hooked, tokenizer, seed: int) -> Tensor:
     """Random distinct non-special ids, a few more than the sliding window where there is one."""
     special = set(tokenizer.all_special_ids) if tokenizer is not None else set()
     usable = [i for i in range(min(hooked.vocabulary, 50_000)) if i not in special]
-    length = max(24, longest_reach(hooked.config.get_text_config()) + 8)
+    length = max(24, hooked.reach + 8)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(usable), generator=generator)[torch.arange(length) % len(usable)]
     return torch.tensor(usable, device=hooked.device)[order.to(hooked.device)]
-
-
-def _plain_forward(hooked: Hooked, ids: Tensor, edit: Callable | None = None, start: int = 0) -> Tensor:
-    """Logits of one ordinary forward without our cache and masks; `edit` installs a plain hook."""
-    model = hooked.plain if hooked.plain is not None else hooked.bridge.original_model
-    given = {"position_ids": torch.arange(start, start + len(ids), device=ids.device)[None]} if start and "position_ids" in inspect.signature(model.forward).parameters else {}
-    handle = edit() if edit else None
-    try:
-        return model(input_ids=ids[None], use_cache=False, **given).logits[0].float()
-    finally:
-        if handle is not None:
-            handle.remove()
 
 
 def _rows(hooked: Hooked, prefix: Prefix, where: list[int], z_hook=None, blocked=None) -> Tensor:
@@ -250,23 +230,7 @@ def _cut(hooked: Hooked, here: bool, head: int, rows: int, length: int) -> Tenso
     return cut
 
 
-def _o_proj_edit(hooked: Hooked, layer: int, head: int, value: Tensor):
-    """A plain torch pre-hook on the output projection: head `head` of the last position becomes `value`."""
-
-    def pre(_, args):
-        flat = args[0].clone()
-        flat[0, -1].view(hooked.n_heads, -1)[head] = value
-        return (flat, *args[1:])
-
-    return hooked.output_projection(layer).register_forward_pre_hook(pre)
-
-
 def _heads_sum(hooked: Hooked, ids: Tensor, layer: int) -> float:
     """Largest relative difference between the block's output and the sum over heads plus b_O once."""
-    seen: list[tuple[Tensor, Tensor]] = []
-    projection = hooked.output_projection(layer)
-    _plain_forward(hooked, ids, lambda: projection.register_forward_hook(
-        lambda module, args, out: seen.append((args[0][0, -1], out[0, -1]))))
-    z, out = seen[0]
-    parts = hooked.head_outputs(layer, z.view(hooked.n_heads, -1))
-    return float((parts.sum(0) + hooked.output_bias(layer) - out).abs().max() / out.std())
+    z, out = hooked.attention_output(ids, layer)
+    return float((hooked.head_outputs(layer, z).sum(0) + hooked.output_bias(layer) - out).abs().max() / out.std())

@@ -15,6 +15,9 @@ from torch import Tensor
 LIMIT = {torch.float32: 1e-4, torch.float64: 1e-5, torch.float16: 0.05, torch.bfloat16: 0.3}
 
 
+Norm = tuple[torch.nn.Module, torch.nn.Module]
+
+
 def same_weight(model: torch.nn.Module, component) -> torch.nn.Module:
     """The module of a weight-sharing copy that a bridge component wraps in its own model."""
     weight = component.original_component.weight
@@ -22,17 +25,20 @@ def same_weight(model: torch.nn.Module, component) -> torch.nn.Module:
 
 
 class Unembedding:
-    """The final norm and the unembedding of a bridge.
+    """The final norm and the unembedding of a model.
 
     Args:
-        bridge: the `TransformerBridge`.
+        final: the final norm: the module that is hooked, and the one that holds its weights.
+        after_attention: the same of each norm between an attention output and the residual stream.
+        weight, bias: W_U `[vocabulary, d_model]` and its bias.
         limit: largest error against the model's own logits, relative to their standard deviation.
+        shape: `logit_scale`, `logits_scaling`, `final_logit_softcapping` of the config, or None each.
     """
 
-    def __init__(self, bridge, limit: float):
-        self.bridge, self.limit = bridge, limit
-        self.config = bridge.original_model.config
-        self.sixteen_bit = next(bridge.original_model.parameters()).dtype in (torch.float16, torch.bfloat16)
+    def __init__(self, final: Norm, after_attention: dict[int, Norm], weight: Tensor, bias: Tensor | None, limit: float, shape: dict[str, float | None]):
+        self.final, self.after_attention = final, after_attention
+        self.weight, self.bias, self.limit, self.shape = weight, bias, limit, shape
+        self.sixteen_bit = weight.dtype in (torch.float16, torch.bfloat16)
 
     @contextmanager
     def hidden(self, norm: torch.nn.Module, always: bool = False) -> Iterator[list[Tensor]]:
@@ -57,14 +63,14 @@ class Unembedding:
         if not self.sixteen_bit or not hidden:
             return logits if logits.dtype == torch.float64 else logits.float()
         rows = hidden[0] if keep is None else hidden[0][keep]
-        out = self._project(rows, self._weight(), self._bias())
+        out = self._project(rows, self.weight, self.bias)
         self.compare(out, logits.float(), logits)
         return out
 
     def narrow(self, hidden: list[Tensor], ids: tuple[int, ...]) -> Float[Tensor, "row id"]:
         """Float32 logits of a few token ids, from the final hidden state."""
-        where, bias = list(ids), self._bias()
-        return self._project(hidden[0], self._weight()[where], None if bias is None else bias[where])
+        where = list(ids)
+        return self._project(hidden[0], self.weight[where], None if self.bias is None else self.bias[where])
 
     def compare(self, ours: Tensor, theirs: Tensor, full: Tensor) -> None:
         """Hold a projection of ours against the model's own logits, in units of their deviation.
@@ -75,12 +81,6 @@ class Unembedding:
         if ours.numel() and not float((ours - theirs).detach().abs().max()) <= self.limit * float(full.detach().float().std()):
             raise RuntimeError("the last projection of this architecture cannot be repeated in float32; load it with dtype float32")
 
-    def _weight(self) -> Tensor:
-        return self.bridge.unembed.original_component.weight
-
-    def _bias(self) -> Tensor | None:
-        return getattr(self.bridge.unembed.original_component, "bias", None)
-
     def _project(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self.sixteen_bit:
             hidden = hidden.float()  # in pieces: a float32 copy of W_U may be gigabytes
@@ -88,7 +88,7 @@ class Unembedding:
         else:
             out = hidden @ weight.T
         out = out if bias is None else out + bias.to(out)
-        scale, over, cap = (getattr(self.config, name, None) for name in ("logit_scale", "logits_scaling", "final_logit_softcapping"))
+        scale, over, cap = (self.shape.get(name) for name in ("logit_scale", "logits_scaling", "final_logit_softcapping"))
         out = out * scale if scale else out
         out = out / over if over else out
         out = torch.tanh(out / cap) * cap if cap else out
@@ -97,8 +97,8 @@ class Unembedding:
     @contextmanager
     def frozen(self) -> Iterator[Frozen]:
         """See the norms on the direct path of the forwards run inside, to hold their scales fixed."""
-        final = FrozenNorm(self.bridge.ln_final.original_component)
-        after = {i: FrozenNorm(block.ln1_post.original_component) for i, block in enumerate(self.bridge.blocks) if hasattr(block, "ln1_post")}
+        final = FrozenNorm(self.final[1])
+        after = {i: FrozenNorm(module) for i, (_, module) in self.after_attention.items()}
         leaves: list[Tensor] = []
 
         def add_leaf(module, args, out):
@@ -106,8 +106,8 @@ class Unembedding:
             leaves.append(torch.zeros_like(out, requires_grad=True))
             return out + leaves[-1]
 
-        handles = [self.bridge.ln_final.register_forward_hook(add_leaf)]
-        handles += [self.bridge.blocks[i].ln1_post.register_forward_hook(lambda module, args, out, norm=norm: norm.see(args[0], out)) for i, norm in after.items()]
+        handles = [self.final[0].register_forward_hook(add_leaf)]
+        handles += [self.after_attention[i][0].register_forward_hook(lambda module, args, out, norm=norm: norm.see(args[0], out)) for i, norm in after.items()]
         try:
             yield Frozen(final, after, leaves)
         finally:
@@ -156,8 +156,9 @@ class FrozenNorm:
         """
         x, y = self.input.float(), self.output.float()
         eps = next((getattr(self.module, name) for name in ("variance_epsilon", "eps", "epsilon") if hasattr(self.module, name)), 1e-5)
-        weight = self.module.weight.float()
-        bias = getattr(self.module, "bias", None)
+        # TransformerLens' own norms call them w and b, and have none where they are folded into W_U
+        weight, bias = (next((v for name in names if (v := getattr(self.module, name, None)) is not None), None) for names in (("weight", "w"), ("bias", "b")))
+        weight = weight.float() if weight is not None else torch.ones_like(x[0])
         shift = bias.float() if bias is not None else 0.0
         for centred in (False, True):
             inner = x - x.mean(-1, keepdim=True) if centred else x

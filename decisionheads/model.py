@@ -141,7 +141,7 @@ class DecisionModel:
 
     @property
     def name(self) -> str:
-        return self.hooked.config.name_or_path or type(self.hooked.bridge.original_model).__name__
+        return self.hooked.name
 
     @property
     def bridge(self):
@@ -174,12 +174,9 @@ class DecisionModel:
     @torch.no_grad()
     def generate(self, prompt: str, longest: int) -> str:
         """What the model writes after a prompt, greedily, up to its end token (kept) or `longest` tokens."""
-        model = self.hooked.plain if self.hooked.plain is not None else self.hooked.bridge.original_model
         encoded = encode(Transcript("prompt", prompt, "", ""), self.tokenizer)
-        ids = torch.tensor(encoded.ids, device=self.hooked.device)[None]
         with _quiet():
-            out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=longest)
-        return self.tokenizer.decode(out[0, ids.shape[1]:])
+            return self.tokenizer.decode(self.hooked.generate(torch.tensor(encoded.ids, device=self.hooked.device), longest))
 
     # -- verbs: one line each over their modules -----------------------------------------------
 

@@ -17,7 +17,7 @@ FLOORS = [
     ["events", "margin"],
     ["interventions"],
     ["_cache", "_rows", "_unembed"],
-    ["_batch_rows"],
+    ["_batch_rows", "_late_entry"],
     ["_hooked"],
     ["_self_test"],
     ["model"],
