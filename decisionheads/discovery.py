@@ -144,7 +144,7 @@ def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: La
     reference = surveys("reference")
     if not reference:
         raise InputError(f"no reference transcript is usable: {next(iter(set_aside.values()))}")
-    means, null_means, slope = reference_of(model, reference, asked, memory)
+    means, null_means, slope = reference_of(model, reference, asked, memory, bar)
     if not means.means:
         raise InputError(f"the reference split has no event of the kinds {', '.join(asked.kinds)}; add transcripts or ask for other kinds")
     selection = [s.only(means.means) for s in surveys("selection")]

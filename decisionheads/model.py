@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ._cache import Prefix
+from ._classic import Classic
 from ._hooked import Hooked
 from ._self_test import SelfTest, self_test
 from .errors import InputError
@@ -61,7 +62,8 @@ class DecisionModel:
     """A `TransformerBridge` with a tokenizer, tested, and ready for interventions.
 
     Args:
-        hooked: a `TransformerBridge`. It is left as it was found: no hook stays, no mode changes.
+        hooked: a `TransformerBridge`, or a `HookedTransformer` of transformer-lens 3.9. It is left as it
+            was found: no hook stays, no mode changes.
         tokenizer: a fast Hugging Face tokenizer; default: the bridge's own.
         plain: a weight-sharing copy of its Hugging Face model for prefills; made by `from_pretrained`.
         test: run the self-test, and refuse a model that fails it.
@@ -72,15 +74,17 @@ class DecisionModel:
     """
 
     def __init__(self, hooked, tokenizer=None, *, plain=None, test: bool = True):
+        import transformer_lens
         from transformer_lens.model_bridge import TransformerBridge
 
-        if not isinstance(hooked, TransformerBridge):
+        classic = getattr(transformer_lens, "HookedTransformer", None)  # left transformer-lens with 4.0
+        if not isinstance(hooked, (TransformerBridge, *([classic] if classic else []))):
             raise InputError(f"a {type(hooked).__name__} is not a TransformerBridge; boot one, or use DecisionModel.from_pretrained")
         self.tokenizer = tokenizer if tokenizer is not None else hooked.tokenizer
         if self.tokenizer is None or not getattr(self.tokenizer, "is_fast", False):
             raise InputError("the model has no fast tokenizer, and events need character offsets; pass tokenizer=")
         try:
-            self.hooked = Hooked(hooked, plain)
+            self.hooked = Hooked(hooked, plain) if isinstance(hooked, TransformerBridge) else _classic(hooked)
         except ValueError as error:
             raise InputError(str(error)) from None
         largest = max(self.tokenizer.get_vocab().values(), default=-1)
@@ -234,6 +238,12 @@ def _bridge(model):
         return build_bridge_from_module(model, type(model).__name__, hf_config=model.config)
     except (ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise InputError(f"{type(model).__name__}: transformer-lens builds no bridge for this architecture ({_first_line(error)})") from None
+
+
+def _classic(model) -> Classic:
+    from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
+
+    return Classic(model, TransformerLensKeyValueCache.init_cache)
 
 
 def _first_line(error: Exception) -> str:

@@ -127,18 +127,19 @@ def match_kind(surveys: Sequence[Survey], kind: Kind, caliper: float) -> Matched
     return match(np.array(events).reshape(-1, 3), np.concatenate(nulls), event_class, null_class, caliper=caliper)
 
 
-def reference(model: DecisionModel, surveys: Sequence[Survey], asked: Options, memory: int):
+def reference(model: DecisionModel, surveys: Sequence[Survey], asked: Options, memory: int, bar=lambda items, what: items):
     """Means of events by kind, means of matched nulls by kind, slopes of effects on margins by kind."""
     means, counts, null_means, slope = {}, {}, {}, {}
     ids = frozenset(s.reading.transcript.id for s in surveys)
     flat = [(i, j) for i, s in enumerate(surveys) for j in range(len(s.nulls.positions))]
-    for kind in asked.kinds:
-        rows = [(s, e) for s in surveys for e in s.reading.events if e.kind == kind]
+    events = {kind: [(s, e) for s in surveys for e in s.reading.events if e.kind == kind] for kind in asked.kinds}
+    for kind, rows in events.items():
+        if 0 < len(rows) < asked.minimum:
+            raise InputError(f"only {len(rows)} {kind} events in the reference split of {len(surveys)} usable transcripts and {asked.minimum} are needed; "
+                             f"give about {len(surveys) * asked.minimum // len(rows) * 5} transcripts, or leave the kind out")
+    for kind, rows in events.items():
         if not rows:
             continue
-        if len(rows) < asked.minimum:
-            raise InputError(f"only {len(rows)} {kind} events in the reference split of {len(surveys)} usable transcripts and {asked.minimum} are needed; "
-                             f"give about {len(surveys) * asked.minimum // max(1, len(rows)) * 5} transcripts, or leave the kind out")
         means[kind], counts[kind] = _mean_z(model, surveys, [[e.position for e in s.reading.events if e.kind == kind] for s in surveys], memory), len(rows)
         used = [flat[j] for nulls in match_kind(surveys, kind, max(asked.caliper, CALIPER)).nulls for j in nulls]
         if len(used) < 2:
@@ -147,7 +148,7 @@ def reference(model: DecisionModel, surveys: Sequence[Survey], asked: Options, m
             raise InputError("the reference split has no null tokens: its texts hold nothing but labels; give transcripts with reasoning")
         null_means[kind] = _mean_z(model, surveys, [[int(s.nulls.positions[j]) for k, j in used if k == i] for i, s in enumerate(surveys)], memory)
         effects, margins = [], []
-        for i in sorted({i for i, _ in used}):
+        for i in bar(sorted({i for i, _ in used}), f"slopes of {kind} nulls"):
             s, own = surveys[i], [j for k, j in used if k == i]
             effects.append(measure(model, s.reading.prefix, [null_probe(s, j, null_means[kind]) for j in own], memory).effects[:, 0])
             margins.append(s.nulls.margin[own])

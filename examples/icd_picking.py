@@ -122,9 +122,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="run folder")
     parser.add_argument("--texts", type=int, default=150)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--minimum", type=int, default=8, help="fewest reference events of a kind")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    options = Options(caliper=1.0, minimum=8)
+    options = Options(caliper=1.0, minimum=args.minimum)
     inputs = {"model": args.model, "texts": args.texts, "example": "icd_picking", "codes": f"simple-icd-10-cm {version('simple-icd-10-cm')}", "options": asdict(options)}
     store = RunFolder(args.out, inputs)
     store.make()

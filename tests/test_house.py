@@ -18,7 +18,7 @@ FLOORS = [
     ["interventions"],
     ["_cache", "_rows", "_unembed"],
     ["_batch_rows", "_late_entry"],
-    ["_hooked"],
+    ["_hooked", "_classic"],
     ["_self_test"],
     ["model"],
     ["branches"],
