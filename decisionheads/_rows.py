@@ -1,13 +1,18 @@
-"""Rows: the tokens of many branches side by side, as data."""
+"""Rows: the tokens of many branches side by side, as data; and what runs them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
+
+from ._cache import Prefix
+from ._unembed import Unembedding
+from .heads import HeadSet
 
 ZHook = Callable[[int, Tensor], Tensor]
 PatternHook = Callable[[int, Tensor], None]
@@ -51,3 +56,45 @@ class Rows:
         """One row of the text's own token at each position, each a branch of its own."""
         positions = positions.to(prefix_ids.device)
         return cls(prefix_ids[positions], positions, torch.arange(len(positions), device=prefix_ids.device), positions)
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A hooked model as the rest of the house sees it: `_hooked.Hooked`, `_classic.Classic`.
+
+    Attributes:
+        name: of the model.
+        n_layers, n_heads, d_head, vocabulary: its shape.
+        layers: those with attention; `heads`: every head there is.
+        reach: the longest bound on what a layer sees, 0 for none; a test text must be longer.
+        limit: largest relative error of exact arithmetic in its number format.
+        paths: ways to run branches, `(packed, plain prefill, words)`, fastest first; the self-test
+            sets `packed`, `prefills`, `skipping` and `narrow` to what is exact.
+    """
+
+    name: str
+    n_layers: int
+    n_heads: int
+    d_head: int
+    vocabulary: int
+    layers: list[int]
+    heads: HeadSet
+    reach: int
+    limit: float
+    device: torch.device
+    dtype: torch.dtype
+    paths: list[tuple[bool, bool, str]]
+    packed: bool
+    prefills: bool
+    skipping: bool
+    narrow: bool
+    unembedding: Unembedding
+
+    def full_logits(self, ids: Tensor, start: int = 0, edit: tuple[int, int, Tensor] | None = None) -> Tensor: ...
+    def attention_output(self, ids: Tensor, layer: int) -> tuple[Tensor, Tensor]: ...
+    def generate(self, ids: Tensor, longest: int) -> Tensor: ...
+    def head_outputs(self, layer: int, z: Tensor) -> Float[Tensor, "*row head d_model"]: ...
+    def output_bias(self, layer: int) -> Tensor: ...
+    def prefill(self, ids: Tensor, positions: tuple[int, ...] = (), chunk: int = 512, shared: Prefix | None = None) -> Prefix: ...
+    def run(self, prefix: Prefix, rows: Rows, z_hook: ZHook | None = None, blocked: BlockedReads | None = None,
+            ids: tuple[int, ...] | None = None, on_pattern: PatternHook | None = None) -> tuple[Tensor, Tensor | None]: ...

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ._cache import Prefix
-from ._hooked import Hooked
-from ._rows import Rows
+from ._rows import Engine, Rows
 from .errors import InputError
 
 
@@ -75,7 +74,7 @@ class SelfTest:
         return "\n".join([*rows, *tried, f"{self.model}: {end[self.verdict]}"])
 
 
-def self_test(hooked: Hooked, tokenizer=None, seed: int = 0) -> SelfTest:
+def self_test(hooked: Engine, tokenizer=None, seed: int = 0) -> SelfTest:
     """Find the fastest path on which everything that the engine relies on is exact, and set it.
 
     Packed rows over the plain model's prefill; packed rows over the bridge's own prefill; one branch a
@@ -94,7 +93,7 @@ def self_test(hooked: Hooked, tokenizer=None, seed: int = 0) -> SelfTest:
     return before[0] if len(before) == 1 else SelfTest(before[0].model, before[0].path, before[0].checks, True, tuple(before[1:]))
 
 
-def _try(hooked: Hooked, tokenizer, seed: int) -> list[Check]:
+def _try(hooked: Engine, tokenizer, seed: int) -> list[Check]:
     """One path, check by check; what an architecture raises on the way is a failed check too."""
     checks: list[Check] = []
     try:
@@ -108,7 +107,7 @@ def _try(hooked: Hooked, tokenizer, seed: int) -> list[Check]:
     return checks
 
 
-def _checks(hooked: Hooked, tokenizer, seed: int) -> Iterator[Check]:
+def _checks(hooked: Engine, tokenizer, seed: int) -> Iterator[Check]:
     limit = hooked.limit
     moves = min(10 * limit, 0.01)  # what must change has to change by this much
 
@@ -161,7 +160,7 @@ def _checks(hooked: Hooked, tokenizer, seed: int) -> Iterator[Check]:
                     "the heads of a layer do not add up to its attention output; this output projection is not supported")
 
 
-def _choose_shortcuts(hooked: Hooked, tokenizer, seed: int) -> None:
+def _choose_shortcuts(hooked: Engine, tokenizer, seed: int) -> None:
     """Rows that enter late, and logits of a few ids, where both give what the long way gives."""
     ids = _random_ids(hooked, tokenizer, seed)
     last, deep, few = len(ids) - 1, hooked.layers[-1], tuple(ids[:3].tolist())
@@ -193,7 +192,7 @@ def _cache_sentence(context_lost: bool) -> str:
     return "a token with a cached prefix does not give the logits of one forward; this cache layout is not supported"
 
 
-def _random_ids(hooked: Hooked, tokenizer, seed: int) -> Tensor:
+def _random_ids(hooked: Engine, tokenizer, seed: int) -> Tensor:
     """Random distinct non-special ids, a few more than the sliding window where there is one."""
     special = set(tokenizer.all_special_ids) if tokenizer is not None else set()
     usable = [i for i in range(min(hooked.vocabulary, 50_000)) if i not in special]
@@ -203,7 +202,7 @@ def _random_ids(hooked: Hooked, tokenizer, seed: int) -> Tensor:
     return torch.tensor(usable, device=hooked.device)[order.to(hooked.device)]
 
 
-def _rows(hooked: Hooked, prefix: Prefix, where: list[int], z_hook=None, blocked=None) -> Tensor:
+def _rows(hooked: Engine, prefix: Prefix, where: list[int], z_hook=None, blocked=None) -> Tensor:
     """Logits of rows at several positions; hooks act on row 1 alone. Without packing, each position
     is a batch, and the batch that row 1 is in is hooked."""
     out: dict[int, Tensor] = {}
@@ -222,7 +221,7 @@ def _set(z: Tensor, row: int, head: int, value: Tensor) -> Tensor:
     return z
 
 
-def _cut(hooked: Hooked, here: bool, head: int, rows: int, length: int) -> Tensor | None:
+def _cut(hooked: Engine, here: bool, head: int, rows: int, length: int) -> Tensor | None:
     if not here:
         return None
     cut = torch.zeros(hooked.n_heads, rows, length + rows, dtype=torch.bool, device=hooked.device)
@@ -230,7 +229,7 @@ def _cut(hooked: Hooked, here: bool, head: int, rows: int, length: int) -> Tenso
     return cut
 
 
-def _heads_sum(hooked: Hooked, ids: Tensor, layer: int) -> float:
+def _heads_sum(hooked: Engine, ids: Tensor, layer: int) -> float:
     """Largest relative difference between the block's output and the sum over heads plus b_O once."""
     z, out = hooked.attention_output(ids, layer)
     return float((hooked.head_outputs(layer, z).sum(0) + hooked.output_bias(layer) - out).abs().max() / out.std())

@@ -19,8 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ._cache import Prefix
-from ._hooked import Hooked
-from ._rows import Rows, ZHook
+from ._rows import Engine, Rows, ZHook
 from .interventions import BlockReads, Intervention
 
 MEMORY = 512 * 2**20  # bytes for the attention scores of one pack and what goes with them
@@ -60,7 +59,7 @@ class Branch:
         return min(first, default=0)
 
 
-def branch_logits(hooked: Hooked, prefix: Prefix, branches: Sequence[Branch], memory: int = MEMORY) -> Iterator[tuple[int, Float[Tensor, "token vocabulary"]]]:
+def branch_logits(hooked: Engine, prefix: Prefix, branches: Sequence[Branch], memory: int = MEMORY) -> Iterator[tuple[int, Float[Tensor, "token vocabulary"]]]:
     """Yield `(index of the branch, float32 logits of its rows)`, pack after pack.
 
     Args:
@@ -74,7 +73,7 @@ def branch_logits(hooked: Hooked, prefix: Prefix, branches: Sequence[Branch], me
             yield from zip(pack, run_pack(hooked, prefix, [branches[i] for i in pack]), strict=True)
 
 
-def plan_packs(hooked: Hooked, branches: Sequence[Branch], memory: int = MEMORY) -> list[list[int]]:
+def plan_packs(hooked: Engine, branches: Sequence[Branch], memory: int = MEMORY) -> list[list[int]]:
     """Cut branches into packs of at most `memory` bytes, those of nearby positions together.
 
     Where branches cannot be packed, those of one position and length make a batch.
@@ -97,7 +96,7 @@ def plan_packs(hooked: Hooked, branches: Sequence[Branch], memory: int = MEMORY)
     return packs
 
 
-def pack_bytes(hooked: Hooked, length: int, rows: int, full: int) -> int:
+def pack_bytes(hooked: Engine, length: int, rows: int, full: int) -> int:
     """Bytes that a pack needs: scores and weights of one layer, masks, keys, logits.
 
     Args:
@@ -113,7 +112,7 @@ def pack_bytes(hooked: Hooked, length: int, rows: int, full: int) -> int:
     return 4 * (scores + repeated + (full if hooked.narrow else rows) * hooked.vocabulary + edits)
 
 
-def run_pack(hooked: Hooked, prefix: Prefix, branches: Sequence[Branch], on_z: ZHook | None = None,
+def run_pack(hooked: Engine, prefix: Prefix, branches: Sequence[Branch], on_z: ZHook | None = None,
              on_pattern: Callable[[int, Tensor], None] | None = None) -> list[Float[Tensor, "token vocabulary"]]:
     """One packed forward, differentiable where grad is enabled: the logits of each branch.
 
@@ -144,7 +143,7 @@ def run_pack(hooked: Hooked, prefix: Prefix, branches: Sequence[Branch], on_z: Z
 class _Plan:
     """Branches as rows: where each branch begins, which rows enter late, which logits are wanted."""
 
-    def __init__(self, hooked: Hooked, prefix: Prefix, branches: Sequence[Branch], skip: bool):
+    def __init__(self, hooked: Engine, prefix: Prefix, branches: Sequence[Branch], skip: bool):
         for branch in branches:
             if not 0 <= branch.position <= len(prefix):
                 raise ValueError(f"a branch at position {branch.position} does not fit a prefix of {len(prefix)} tokens")
@@ -198,7 +197,7 @@ class _Plan:
         return out
 
 
-def _z_edits(hooked: Hooked, branches: Sequence[Branch], first: list[int]) -> dict[int, list[tuple[Tensor, Tensor, Tensor, bool]]]:
+def _z_edits(hooked: Engine, branches: Sequence[Branch], first: list[int]) -> dict[int, list[tuple[Tensor, Tensor, Tensor, bool]]]:
     """For each layer: weights `[row, head]`, values `[head, d_head]` and rows, grouped by equal values."""
     groups: dict[tuple, tuple[np.ndarray, bool, list[int], list[np.ndarray]]] = {}
     for order in range(max((len(b.interventions) for b in branches), default=0)):
@@ -219,7 +218,7 @@ def _z_edits(hooked: Hooked, branches: Sequence[Branch], first: list[int]) -> di
     return layers
 
 
-def _blocks(hooked: Hooked, branches: Sequence[Branch], first: list[int], rows: Rows, length: int):
+def _blocks(hooked: Engine, branches: Sequence[Branch], first: list[int], rows: Rows, length: int):
     """`layer -> [head, row, key]` of reads to remove, or None where no branch blocks any."""
     wanted = [(row, branch.position, block) for branch, row in zip(branches, first, strict=True)
               for block in branch.interventions if isinstance(block, BlockReads)]
@@ -239,7 +238,7 @@ def _blocks(hooked: Hooked, branches: Sequence[Branch], first: list[int], rows: 
 
 
 @torch.no_grad()
-def clean_z(hooked: Hooked, prefix: Prefix, positions: Sequence[int], memory: int = MEMORY) -> Float[Tensor, "position layer head d_head"]:
+def clean_z(hooked: Engine, prefix: Prefix, positions: Sequence[int], memory: int = MEMORY) -> Float[Tensor, "position layer head d_head"]:
     """z of every head at some positions of a text, from clean rows; zeros where a layer has no heads."""
     branches = [Branch(position, ids=()) for position in positions]
     out = torch.zeros(len(branches), hooked.n_layers, hooked.n_heads, hooked.d_head, dtype=hooked.dtype, device=hooked.device)

@@ -74,11 +74,9 @@ class DecisionModel:
     """
 
     def __init__(self, hooked, tokenizer=None, *, plain=None, test: bool = True):
-        import transformer_lens
         from transformer_lens.model_bridge import TransformerBridge
 
-        classic = getattr(transformer_lens, "HookedTransformer", None)  # left transformer-lens with 4.0
-        if not isinstance(hooked, (TransformerBridge, *([classic] if classic else []))):
+        if not isinstance(hooked, (TransformerBridge, *_classic_class())):
             raise InputError(f"a {type(hooked).__name__} is not a TransformerBridge; boot one, or use DecisionModel.from_pretrained")
         self.tokenizer = tokenizer if tokenizer is not None else hooked.tokenizer
         if self.tokenizer is None or not getattr(self.tokenizer, "is_fast", False):
@@ -238,6 +236,15 @@ def _bridge(model):
         return build_bridge_from_module(model, type(model).__name__, hf_config=model.config)
     except (ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise InputError(f"{type(model).__name__}: transformer-lens builds no bridge for this architecture ({_first_line(error)})") from None
+
+
+def _classic_class() -> list[type]:
+    """`HookedTransformer` where there is one: it left transformer-lens with 4.0."""
+    try:
+        from transformer_lens import HookedTransformer
+    except (ImportError, AttributeError):
+        return []
+    return [HookedTransformer]
 
 
 def _classic(model) -> Classic:
