@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,19 +18,27 @@ class Prefix:
 
     Attributes:
         ids: token ids `[position]`.
-        layers: for each layer `(keys, values)`, each `[1, kv_head, position, d_head]`; empty where a
-            model's cache cannot be cut and branches run one a batch row.
+        held: for each layer `(keys, values)`, each `[1, kv_head, position, d_head]`; empty where a
+            model's cache cannot be cut and branches run one a batch row; None where they are kept, or
+            computed again, by `source`.
         logits: float32 `[wanted, vocabulary]` at the `positions` asked for, from the plain model
             where there is one: an independent reference for the clean rows.
         positions: the positions of `logits`.
+        source: a `prefixes.Prefixes`.
         last: the model's own cache at the position last asked for, where branches run one a batch row.
     """
 
     ids: Int[Tensor, " position"]
-    layers: tuple[tuple[Tensor, Tensor], ...]
+    held: tuple[tuple[Tensor, Tensor], ...] | None
     logits: Float[Tensor, "wanted vocabulary"]
     positions: tuple[int, ...] = field(default=())
+    source: Any = field(default=None, repr=False, compare=False)
     last: dict = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def layers(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Keys and values, read again where they were let go."""
+        return self.held if self.held is not None else self.source.layers(self.ids)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -27,9 +27,10 @@ from .labels import LabelSpace
 from .margin import Margin
 from .model import DecisionModel
 from .null_tokens import template_ids
+from .prefixes import Prefixes
 from .survey import Options, Survey, match_kind, null_probe, survey
 from .survey import reference as reference_of
-from .transcripts import Transcript, encode
+from .transcripts import Transcript, encode, prompt_ids
 
 SHARES = (0.2, 0.6)  # reference up to the first, selection up to the second, evaluation after it
 EXPLORATORY = 24  # transcripts, below which a result is headed so
@@ -130,13 +131,14 @@ def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: La
     bar = lambda items, what: tqdm(items, desc=what, unit="text", disable=not progress)  # noqa: E731
     closers = find_closers(parts["reference"], labels, model.tokenizer)
     template = template_ids(((t, encode(t, model.tokenizer)) for t in parts["reference"]), model.tokenizer.all_special_ids)
+    prefixes = Prefixes(model.hooked, 4 * memory).share(prompt_ids(transcripts, model.tokenizer))
     set_aside: dict[str, str] = {}
 
     def surveys(name: str) -> list[Survey]:
         found = []
         for t in bar(parts[name], f"reading {name}"):
             try:
-                found.append(survey(model, t, labels, closers, template, asked))
+                found.append(survey(model, t, labels, closers, template, asked, prefixes))
             except (ExactnessError, InputError) as error:
                 set_aside[t.id] = str(error)
         return found

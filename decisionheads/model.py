@@ -25,6 +25,7 @@ from ._self_test import SelfTest, self_test
 from .errors import InputError
 from .events import DecisionEvent, Events, find_events
 from .labels import LabelSpace
+from .prefixes import Prefixes
 from .transcripts import Encoded, Transcript, encode
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class DecisionModel:
             self.hooked = Hooked(hooked, plain) if isinstance(hooked, TransformerBridge) else _classic(hooked)
         except ValueError as error:
             raise InputError(str(error)) from None
+        self.prefixes = Prefixes(self.hooked)
         largest = max(self.tokenizer.get_vocab().values(), default=-1)
         if largest >= self.hooked.vocabulary:
             raise InputError(f"the tokenizer has ids up to {largest} and the model a vocabulary of {self.hooked.vocabulary}; use the model's own tokenizer")
@@ -171,7 +173,7 @@ class DecisionModel:
         positions = tuple(dict.fromkeys(e.position for e in events))
         ids = torch.tensor(encoded.ids, dtype=torch.long, device=self.hooked.device)
         length = max(positions, default=len(ids) - 1) + 1
-        return Reading(transcript, encoded, events, self.hooked.prefill(ids[:length], positions))
+        return Reading(transcript, encoded, events, self.prefixes.read(ids[:length], positions))
 
     @torch.no_grad()
     def generate(self, prompt: str, longest: int) -> str:

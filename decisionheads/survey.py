@@ -17,6 +17,7 @@ from .labels import LabelSpace
 from .margin import Margin
 from .model import DecisionModel, Reading
 from .null_tokens import Sureness, null_positions, sureness
+from .prefixes import Prefixes
 from .transcripts import Encoded, Transcript, encode
 
 
@@ -68,7 +69,8 @@ class Survey:
         return replace(self, reading=replace(self.reading, events=tuple(self.reading.events[i] for i in keep)), events=events)
 
 
-def survey(model: DecisionModel, transcript: Transcript, labels: LabelSpace, closers: Sequence[int], template: frozenset[int], asked: Options) -> Survey:
+def survey(model: DecisionModel, transcript: Transcript, labels: LabelSpace, closers: Sequence[int], template: frozenset[int], asked: Options,
+           prefixes: Prefixes | None = None) -> Survey:
     """Read a transcript at its events and null tokens; drop, on greedy output, choices that lost."""
     encoded = encode(transcript, model.tokenizer)
     found = find_events(transcript, labels, model.tokenizer, encoded=encoded, closers=closers)
@@ -80,7 +82,7 @@ def survey(model: DecisionModel, transcript: Transcript, labels: LabelSpace, clo
         reasons = ", ".join(f"{n} {reason}" for reason, n in found.dropped_by_reason().items()) or "no label of the label file is in its answer"
         raise InputError(f"transcript {transcript.id} has no decision event ({reasons})")
     ids = torch.tensor(encoded.ids[: positions[-1] + 1], dtype=torch.long, device=model.hooked.device)
-    prefix = model.hooked.prefill(ids, tuple(positions))
+    prefix = (prefixes or model.prefixes).read(ids, tuple(positions))
     index = {p: i for i, p in enumerate(positions)}
     dropped = list(found.dropped)
     if asked.greedy:

@@ -268,3 +268,17 @@ def _rebuild_offsets(ids: np.ndarray, text: str, tokenizer, name: str) -> np.nda
     if at != len(text) or len(offsets) != len(ids):
         raise InputError(f"transcript {name}: character offsets of its tokens cannot be had from this tokenizer; use a fast tokenizer")
     return np.array(offsets).reshape(-1, 2)
+
+
+def prompt_ids(transcripts: Iterable[Transcript], tokenizer) -> list[Int[np.ndarray, " _"]]:
+    """Token ids of the prompts, leaving out transcripts whose text and ids do not agree."""
+    found = []
+    for t in transcripts:
+        try:
+            encoded = encode(t, tokenizer)
+        except InputError:
+            continue
+        written = encoded.tokens_in(len(t.prompt), len(t.text))
+        if len(written):
+            found.append(encoded.ids[: written[0]])
+    return found

@@ -20,7 +20,7 @@ FLOORS = [
     ["_rows"],
     ["_batch_rows", "_late_entry"],
     ["_hooked", "_classic"],
-    ["_self_test"],
+    ["_self_test", "prefixes"],
     ["model"],
     ["branches"],
     ["ablation"],
