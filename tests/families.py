@@ -73,7 +73,9 @@ FAMILIES: dict[str, Family] = {f.name: f for f in [
                                  bos_token_id=1, eos_token_id=2), "interleaved partial rotary"),
     Family("OPT", "OPT", dict(vocab_size=VOCABULARY, hidden_size=32, ffn_dim=48, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=256,
                               word_embed_proj_dim=32, dropout=0.0, pad_token_id=0, bos_token_id=1, eos_token_id=2), "learned positions with an offset"),
-    Family("Falcon", "Falcon", dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, alibi=False, new_decoder_architecture=True,
+    Family("Falcon 7B", "Falcon", dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, alibi=False, new_decoder_architecture=False,
+                                       multi_query=True, parallel_attn=True, bos_token_id=1, eos_token_id=2), "rotary, multi-query heads, parallel"),
+    Family("Falcon 40B", "Falcon", dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, alibi=False, new_decoder_architecture=True,
                                     num_kv_heads=2, bos_token_id=1, eos_token_id=2), "rotary, fused grouped heads"),
     Family("Falcon ALiBi", "Falcon", dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, alibi=True, new_decoder_architecture=False,
                                           multi_query=False, bos_token_id=1, eos_token_id=2), "ALiBi"),
@@ -174,6 +176,7 @@ class Parity:
 
     Attributes:
         verdict, path: what the self-test chose.
+        patterns: error of attention masses on three spans, own key included.
         heads: largest error over every head at four positions, all heads ablated one at a time.
         least: smallest of those effects, so that the reference is seen not to be zero.
         tokens: error of a branch of three other tokens.
@@ -183,6 +186,7 @@ class Parity:
 
     verdict: str
     path: str
+    patterns: float
     heads: float
     least: float
     tokens: float
@@ -191,7 +195,7 @@ class Parity:
 
     @property
     def worst(self) -> float:
-        return max(self.heads, self.tokens, self.reads)
+        return max(self.heads, self.tokens, self.reads, self.patterns)
 
 
 def engine(hf):
@@ -238,7 +242,25 @@ def parity(hf, hooked, tested) -> Parity:
     got = dict(branch_logits(hooked, prefix, [Branch(47, (), (BlockReads(HeadSet([(layer, 1)]), 35, 44),)), Branch(20)]))
     reads = float((got[0][0] - want).abs().max())
     least = min(least, float((want - clean[47]).abs().max()))
-    return Parity(tested.verdict, tested.path, heads, least, tokens, reads, (hooked.skipping, hooked.narrow))
+    patterns = attention_error(hf, hooked, prefix, text)
+    return Parity(tested.verdict, tested.path, patterns, heads, least, tokens, reads, (hooked.skipping, hooked.narrow))
+
+
+def attention_error(hf, hooked, prefix, text) -> float:
+    """Masses on spans against the attentions that the plain model gives out."""
+    from decisionheads.branches import Branch
+    from decisionheads.reads import pooled_attention
+
+    spans, at = [(0, 5), (18, 21), (30, 48)], [20, 47]
+    with torch.no_grad():
+        seen = [a for a in hf(input_ids=text[None], use_cache=False, output_attentions=True).attentions if a is not None]
+    ours = pooled_attention(hooked, prefix, [Branch(t) for t in at], spans)
+    worst = 0.0
+    for n, layer in enumerate(hooked.layers):
+        for i, t in enumerate(at):
+            want = torch.stack([seen[n][0, :, t, a:b].sum(-1) for a, b in spans], -1)
+            worst = max(worst, float((ours[i, layer] - want).abs().max()))
+    return worst
 
 
 def row(family: Family) -> str:
@@ -250,12 +272,12 @@ def row(family: Family) -> str:
         hf = family.make()
         hooked, tested = engine(hf)
         if tested.verdict == "refused":
-            return special + f"| refused | | | | | {tested.reason.partition(': ')[2]} |"
+            return special + f"| refused | | | | | | {tested.reason.partition(': ')[2]} |"
         p = parity(hf, hooked, tested)
         quick = ", ".join(word for word, on in zip(("late entry", "few ids"), p.shortcuts, strict=True) if on)
-        return special + f"| {p.verdict} | {p.heads:.0e} | {p.tokens:.0e} | {p.reads:.0e} | {p.least:.0e} | {p.path}{'; ' + quick if quick else ''} |"
+        return special + f"| {p.verdict} | {p.heads:.0e} | {p.tokens:.0e} | {p.reads:.0e} | {p.patterns:.0e} | {p.least:.0e} | {p.path}{'; ' + quick if quick else ''} |"
     except (InputError, ValueError, ImportError) as error:
-        return special + f"| refused | | | | | {str(error).splitlines()[0]} |"
+        return special + f"| refused | | | | | | {str(error).splitlines()[0]} |"
 
 
 def main() -> None:
@@ -265,7 +287,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     print(f"torch {version('torch')}, transformers {version('transformers')}, transformer-lens {version('transformer-lens')}, float32\n")
-    print("| family | attention | verdict | heads | tokens | reads | least effect | path |\n|---|---|---|---|---|---|---|---|")
+    print("| family | attention | verdict | heads | tokens | blocked reads | masses | least effect | path |\n|---|---|---|---|---|---|---|---|---|")
     for family in FAMILIES.values():
         print(row(family), flush=True)
 

@@ -16,7 +16,7 @@ from .families import FAMILIES, engine, parity
 EXACT = 2e-5  # logits, float32
 DEFAULT = ["Gemma 3", "GPT-OSS", "DeepSeek V3", "Bloom"]  # windows, sinks and experts, latent attention, ALiBi
 SLOW = ["Falcon ALiBi", "Bloom", "MPT", "GPT-Neo", "Qwen3-Next"]
-REFUSED = ["Falcon", "Mamba"]
+REFUSED = ["Falcon 40B", "Mamba"]
 EVERY = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.families) for name in FAMILIES if name not in REFUSED]
 
 

@@ -23,7 +23,7 @@ FLOORS = [
     ["_self_test", "prefixes"],
     ["model"],
     ["branches"],
-    ["ablation"],
+    ["ablation", "reads"],
     ["attribution", "knock_in", "null_tokens"],
     ["survey"],
     ["held_out"],

@@ -70,7 +70,7 @@ def test_texts_are_let_go_and_read_again(random_model, monkeypatch):
 def test_discovery_is_the_same_with_a_shared_prompt_and_a_small_budget(model, space, monkeypatch):
     """Every prompt opens with the same list: the tables are those of unshared texts."""
     shortest = 64 - 1
-    texts = [tiny.transcript(f"t{i}", drawn) for i, drawn in enumerate(tiny.draw(30, seed=5))]
+    texts = [tiny.transcript(f"t{i}", drawn) for i, drawn in enumerate(tiny.draw(20, seed=5))]
     opening = "".join(["note : "] + ["fever "] * 70 + ["\n"])
     texts = [replace(t, prompt=opening + t.prompt, spans=()) for t in texts]
     texts = [t for t in texts if len(model.tokenizer(t.text).input_ids) < 320]

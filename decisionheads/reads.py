@@ -1,0 +1,68 @@
+"""What heads read: attention mass on spans, pooled as it is computed.
+
+    mass[event, layer, head, span] = sum of attention from the event's position to the span's keys
+
+Before softmax nothing is changed here; a row sums to 1 over all keys, or to less in an architecture with
+sinks of its own (GPT-OSS). Whole patterns are never kept: a layer's are pooled and let go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ._cache import Prefix
+from ._rows import Engine
+from .branches import MEMORY, Branch, plan_packs, run_pack
+
+if TYPE_CHECKING:
+    from .model import DecisionModel, Reading
+
+Span = tuple[int, int]
+
+
+@torch.no_grad()
+def pooled_attention(hooked: Engine, prefix: Prefix, branches: Sequence[Branch], spans: Sequence[Span], memory: int = MEMORY) -> Float[Tensor, "branch layer head span"]:
+    """Attention mass from each branch's first row to spans of token positions.
+
+    Args:
+        branches: rows of interest; interventions act as they do everywhere.
+        spans: `(start, end)` positions of the text; a row's own key counts where a span holds it.
+
+    Returns:
+        mass on the model's device; zeros where a layer has no heads.
+    """
+    out = torch.zeros(len(branches), hooked.n_layers, hooked.n_heads, len(spans), device=hooked.device)
+    branches = [Branch(b.position, b.tokens, b.interventions, ()) for b in branches]
+    for pack in plan_packs(hooked, branches, memory):
+        first = np.cumsum([0, *(branches[i].width for i in pack)])[:-1]
+        length = max(branches[i].position for i in pack)
+
+        def pool(layer: int, pattern: Tensor, pack: list[int] = pack, first=first, length: int = length) -> None:
+            if hooked.packed:
+                rows, own = pattern[:, first], pattern[:, first, length + first]
+                keys, begin = rows[..., :length], 0
+            else:  # a batch: one row each, its own key last; a sliding cache holds the last keys only
+                keys, own = pattern[..., :-1], pattern[..., -1]
+                begin = length - keys.shape[-1]
+            for n, (start, end) in enumerate(spans):
+                mass = keys[..., max(0, start - begin):max(0, end - begin)].sum(-1)
+                inside = torch.tensor([start <= branches[i].position < end for i in pack], device=own.device)
+                out[pack, layer, :, n] = (mass + own * inside).T.float()
+
+        run_pack(hooked, prefix, [branches[i] for i in pack], on_pattern=pool)
+    return out
+
+
+def read_attention(model: DecisionModel, reading: Reading, spans: Sequence[Span], memory: int = MEMORY) -> Float[np.ndarray, "event layer head span"]:
+    """Attention mass of every head at every event of a transcript, on spans of token positions.
+
+    Source: plain softmax attention; nothing is renormalised and no sink is dropped.
+    """
+    mass = pooled_attention(model.hooked, reading.prefix, [Branch(e.position) for e in reading.events], spans, memory)
+    return mass.cpu().numpy()
