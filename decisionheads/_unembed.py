@@ -155,6 +155,7 @@ class FrozenNorm:
             ValueError: for a norm that is neither LayerNorm nor RMSNorm.
         """
         x, y = self.input.float(), self.output.float()
+        close = 1e-3 if self.output.dtype in (torch.float32, torch.float64) else 2e-2
         eps = next((getattr(self.module, name) for name in ("variance_epsilon", "eps", "epsilon") if hasattr(self.module, name)), 1e-5)
         # TransformerLens' own norms call them w and b, and have none where they are folded into W_U
         weight, bias = (next((v for name in names if (v := getattr(self.module, name, None)) is not None), None) for names in (("weight", "w"), ("bias", "b")))
@@ -164,7 +165,7 @@ class FrozenNorm:
             inner = x - x.mean(-1, keepdim=True) if centred else x
             scale = (inner.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
             for gain in (weight, 1 + weight):
-                if torch.allclose(inner * scale * gain + shift, y, rtol=1e-3, atol=1e-3 * float(y.std())):
+                if torch.allclose(inner * scale * gain + shift, y, rtol=close, atol=close * float(y.std())):
                     back = unembedding.float() * gain * scale
                     return (back - back.mean(-1, keepdim=True) if centred else back).to(unembedding)
         raise ValueError(f"direct logit attribution does not know the final norm {type(self.module).__name__}")

@@ -23,7 +23,7 @@ from .branches import MEMORY, Branch, branch_logits, clean_z
 from .errors import ExactnessError, InputError
 from .events import DecisionEvent, Kind
 from .heads import HeadScores, HeadSet
-from .interventions import Keep, MeanAblate
+from .interventions import AddToZ, Keep, MeanAblate
 from .margin import Margin, Rule, fix_margin
 
 if TYPE_CHECKING:
@@ -238,6 +238,27 @@ def measure(model: DecisionModel, prefix: Prefix, probes: Sequence[Probe], memor
     layer, head = (list(x) for x in zip(*singles, strict=True))
     effects[:, :, layer, head] = (found[:, :1] - found[:, 2:]).transpose(0, 2, 1)
     return Measured(found[:, 0], found[:, 1], effects, clean)
+
+
+def noise_floor(model: DecisionModel, reading: Reading, *, draws: int = 16, seed: int = 0, memory: int = MEMORY) -> Float[Array, " event"]:
+    """How far rounding alone moves the effects at each event, in logits: zero in float32 and float64.
+
+    z of every head is moved by one rounding of its own number format, at random, which draws the
+    rounding of everything after it anew; the floor is the deviation of the margin over `draws` such
+    rows, times sqrt 2, for an effect is the difference of two margins.
+    """
+    hooked = model.hooked
+    if hooked.dtype not in (torch.float16, torch.bfloat16):
+        return np.zeros(len(reading.events), np.float32)
+    step, rng = torch.finfo(hooked.dtype).eps / 2, np.random.default_rng(seed)
+    z = clean_z(hooked, reading.prefix, [e.position for e in reading.events], memory).float().cpu().numpy()
+    margins = [event_margin(reading, e) for e in reading.events]
+    branches = [Branch(e.position, (), (AddToZ(hooked.heads, z[n] * step * rng.choice([-1, 1], z[n].shape).astype(np.float32)),), (m.chosen, *m.against))
+                for n, (e, m) in enumerate(zip(reading.events, margins, strict=True)) for _ in range(draws)]
+    found = np.zeros(len(branches))
+    for i, logits in branch_logits(hooked, reading.prefix, branches, memory):
+        found[i] = float(margins[i // draws].among(branches[i].ids)(logits[0]))
+    return (found.reshape(-1, draws).std(1, ddof=1) * np.sqrt(2)).astype(np.float32)
 
 
 def check_clean(reading: Reading, event: DecisionEvent, row: torch.Tensor, limit: float) -> None:

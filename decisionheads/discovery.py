@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from .ablation import Measured, Probe, ReferenceMeans, event_margin, measure
+from .ablation import Measured, Probe, ReferenceMeans, event_margin, measure, noise_floor
 from .attribution import attribute
 from .branches import MEMORY
 from .calibration import Calibration, MatchedSets, Sets, bootstrap_interval, calibrate
@@ -156,7 +156,7 @@ def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: La
     jobs = [_jobs(i, selection, matched, means, null_means, asked) for i in range(len(selection))]
     scored = []
     for i, s in enumerate(bar(selection, "ablating every head")):
-        scored.append(_score(model, s, jobs[i], means, memory, store))
+        scored.append(_score(model, s, jobs[i], means, asked, memory, store))
     return _conclude(model, parts, selection, scored, jobs, matched, means, slope, surveys("evaluation"), asked, set_aside, memory, closers)
 
 
@@ -176,6 +176,7 @@ class Scored:
     measured: Measured
     attribution: np.ndarray
     direct: np.ndarray
+    noise: np.ndarray
 
 
 def _jobs(i: int, surveys: Sequence[Survey], matched: dict[Kind, MatchedSets], means: ReferenceMeans, null_means, asked: Options) -> Jobs:
@@ -197,7 +198,7 @@ def _jobs(i: int, surveys: Sequence[Survey], matched: dict[Kind, MatchedSets], m
     return Jobs(tuple(probes), nulls)
 
 
-def _score(model: DecisionModel, s: Survey, jobs: Jobs, means: ReferenceMeans, memory: int, store) -> Scored:
+def _score(model: DecisionModel, s: Survey, jobs: Jobs, means: ReferenceMeans, asked: Options, memory: int, store) -> Scored:
     """Measure a transcript, or take it from the store."""
     name = s.reading.transcript.id
     kept = store.load_part(name) if store is not None else None
@@ -205,10 +206,10 @@ def _score(model: DecisionModel, s: Survey, jobs: Jobs, means: ReferenceMeans, m
         measured = measure(model, s.reading.prefix, jobs.probes, memory)
         a = attribute(model, s.reading, means, steps=3, memory=memory)
         kept = {"margins": measured.margins, "floors": measured.floors, "effects": measured.effects,
-                "attribution": a.gradient.values, "direct": a.direct.values}
+                "attribution": a.gradient.values, "direct": a.direct.values, "noise": noise_floor(model, s.reading, seed=asked.seed, memory=memory)}
         if store is not None:
             store.save_part(name, kept)
-    return Scored(Measured(kept["margins"], kept["floors"], kept["effects"], []), kept["attribution"], kept["direct"])
+    return Scored(Measured(kept["margins"], kept["floors"], kept["effects"], []), kept["attribution"], kept["direct"], kept["noise"])
 
 
 # -- conclusions ----------------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ def _conclude(model, parts, surveys, scored, jobs, matched, means, slope, evalua
             "accepted_near_misses": sum(s.accepted_near_misses for s in surveys), "closers": [int(i) for i in closers],
             "calibrated_events": len(matched[kind].kept), "left_out": matched[kind].left_out,
             "balance": dict(zip(("margin", "log_entropy", "position"), map(rounded, matched[kind].balance), strict=True)),
-            "unbalanced": matched[kind].unbalanced, "m": rounded(m.mean()), "m0": rounded(m0.mean()),
+            "noise_floor": rounded(np.sqrt(pick(lambda s, n: s.noise[n] ** 2).mean())), "unbalanced": matched[kind].unbalanced, "m": rounded(m.mean()), "m0": rounded(m0.mean()),
             "attention_share": rounded((m - m0).sum() / m.sum()), "set_size": len(selected), "heads": shape[0] * shape[1],
             "competitor_specificity": rounded(effects[:, 2].mean(0)[table_mask(selected, shape)].sum()
                                               / effects[:, 0].mean(0)[table_mask(selected, shape)].sum()) if len(selected) else None,

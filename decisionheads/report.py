@@ -50,7 +50,7 @@ def build_report(folder: Path) -> str:
         if kind in nulls:
             figures.append(plots.null_distribution(table, nulls[kind]))
         parts += [f.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False, "responsive": True}) for f in figures]
-        parts.append(_table(table))
+        parts.append(_table(table, found["noise_floor"]))
     parts.append(f"<h2>How this was made</h2>{_made(manifest)}")
     return ("<!doctype html>\n<html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>"
             f"<title>decisionheads report</title><style>{STYLE}</style><script>{get_plotlyjs()}</script><body>\n" + "\n".join(parts) + "\n</body></html>\n")
@@ -78,13 +78,14 @@ def _kind(kind: str, found: dict) -> str:
             f"{'nothing' if knock['identity'] == 0 else 'n/a' if knock['identity'] is None else knock['identity']}.</p>")
 
 
-def _table(table: pd.DataFrame, most: int = 15) -> str:
+def _table(table: pd.DataFrame, floor: float = 0.0, most: int = 15) -> str:
     columns = ["effect", "ci_low", "ci_high", "null_effect", "statistic", "p_value", "p_maxt", "q_value", "attribution", "dla"]
     head = "".join(f"<th>{c.replace('_', ' ')}</th>" for c in ["head", *columns])
-    rows = "".join(f"<tr{' class=selected' if r.selected else ''}><td>L{r.layer}H{r.head}</td>"
+    rows = "".join(f"<tr{' class=selected' if r.selected else ''}><td>{'~' if abs(r.effect) < floor else ''}L{r.layer}H{r.head}</td>"
                    + "".join(f"<td>{getattr(r, c):.4f}</td>" if c in ("p_value", "p_maxt", "q_value") else f"<td>{getattr(r, c):+.3f}</td>" for c in columns) + "</tr>"
                    for r in table.head(most).itertuples())
-    return f"<div class=wide><table><tr>{head}</tr>{rows}</table></div><small>The first {min(most, len(table))} of {len(table)} heads; all of them are in heads.csv. Effects and attributions in logits.</small>"
+    return (f"<div class=wide><table><tr>{head}</tr>{rows}</table></div><small>The first {min(most, len(table))} of {len(table)} heads; all of them are in heads.csv. Effects and attributions in logits."
+            + (f" ~: the effect is smaller than what rounding in 16 bits does to a single one, {floor:.3f} logits." if floor else "") + "</small>")
 
 
 def _example(example: dict) -> str:

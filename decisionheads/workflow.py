@@ -121,9 +121,13 @@ def show(folder: Path, most: int = 5) -> str:
         table = heads[heads["kind"] == kind]
         for r in table[(table["rank"] <= most) | table["selected"]].head(2 * most).itertuples():
             interval = f"[{r.ci_low:+.2f}, {r.ci_high:+.2f}]"
-            lines.append(f"{' *' if r.selected else '  '}{f'L{r.layer}H{r.head}':7}{r.effect:+8.2f}  {interval:16}{100 * r.effect / found['m']:+7.0f}%{r.q_value:9.4f}{r.p_maxt:9.4f}")
+            lost = "~" if abs(r.effect) < found["noise_floor"] else " "
+            lines.append(f"{lost}{'*' if r.selected else ' '}{f'L{r.layer}H{r.head}':7}{r.effect:+8.2f}  {interval:16}{100 * r.effect / found['m']:+7.0f}%{r.q_value:9.4f}{r.p_maxt:9.4f}")
         lines += _held_out(found)
     lines += ["", "* selected: q <= alpha against matched null tokens, and not negligible. Effects are exact, in logits; positive supports the decision."]
+    floors = {kind: found["noise_floor"] for kind, found in summary["kinds"].items() if found["noise_floor"]}
+    if floors:
+        lines.append(f"~ below the noise of 16-bit arithmetic: {', '.join(f'{kind} {floor:.3f}' for kind, floor in floors.items())} logits for a single effect.")
     lines += [f"note: {note}" for note in summary["warnings"]]
     if summary["set_aside"]:
         lines.append(f"note: {len(summary['set_aside'])} transcripts were set aside; summary.json says why")

@@ -274,3 +274,22 @@ def test_no_gradient_is_left_on_a_callers_parameters(random_folder, random_model
     zero = np.zeros((model.n_layers, model.n_heads, model.hooked.d_head), np.float32)
     model.attribute(reading, ReferenceMeans({e.kind: zero for e in reading.events}, {}, frozenset()), steps=2)
     assert all(p.grad is None and p.requires_grad for p in hf.parameters())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_noise_floor_is_the_size_of_the_real_error_of_sixteen_bits(family, model, readings, means, space, dtype):
+    from decisionheads import DecisionModel, tiny
+    from decisionheads.ablation import mean_ablate, noise_floor
+
+    half = DecisionModel.from_pretrained(tiny.path(family), dtype=dtype)
+    error, floor = [], []
+    for reading in readings[6:]:
+        ours = half.read(reading.transcript, reading.events)
+        a, b = (mean_ablate(m, r, means) for m, r in ((half, ours), (model, reading)))
+        same = [i for i, (x, y) in enumerate(zip(a.measured, b.measured, strict=True)) if x == y]
+        error.append((a.scores.values - b.scores.values)[same].ravel())
+        floor.append(noise_floor(half, ours)[same])
+    error, floor = (float(np.sqrt((np.concatenate(x).astype(float) ** 2).mean())) for x in (error, floor))
+    assert 0.3 < floor / error < 3
+    assert error > {"float16": 1e-3, "bfloat16": 1e-2}[dtype]
+    assert noise_floor(model, readings[6]).max() == 0

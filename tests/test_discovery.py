@@ -237,3 +237,20 @@ def test_a_transcript_whose_rows_are_not_exact_is_set_aside(model, written, spac
     monkeypatch.setattr(Hooked, "prefill", prefill)
     result = discover(model, written[:40], space, caliper=0.5, minimum=4, draws=99, kinds=("region",), greedy=False)
     assert list(result.set_aside) == [written[7].id] and "packed rows differ" in result.set_aside[written[7].id]
+
+
+def test_in_sixteen_bits_the_noise_floor_is_printed_and_effects_below_it_are_marked(space, tmp_path, written):
+    from dataclasses import asdict
+
+    from decisionheads import DecisionModel, tiny
+    from decisionheads.survey import Options
+    from decisionheads.workflow import run, show
+
+    half = DecisionModel.from_pretrained(tiny.path("llama"), dtype="bfloat16")
+    options = Options(caliper=1.0, minimum=4, draws=99, kinds=("region",), greedy=False, random_sets=2)
+    run(half, written[:40], space, tmp_path / "run", {"model": "llama", "options": asdict(options)}, options, 2**28, with_text=False, progress=False)
+    shown = show(tmp_path / "run", most=32)
+    assert "~ below the noise of 16-bit arithmetic: region 0." in shown
+    marked = [line.startswith("~") for line in shown.splitlines() if line[2:3] == "L" and line[:1] in "~ "]
+    assert any(marked) and not all(marked)
+    assert "what rounding in 16 bits does" in (tmp_path / "run" / "report.html").read_text()
