@@ -20,6 +20,8 @@ from .null_tokens import Sureness, null_positions, sureness
 from .prefixes import Prefixes
 from .transcripts import Encoded, Transcript, encode
 
+FEW = 100  # reference nulls that are enough where none match
+
 
 @dataclass(frozen=True)
 class Options:
@@ -145,7 +147,7 @@ def reference(model: DecisionModel, surveys: Sequence[Survey], asked: Options, m
         means[kind], counts[kind] = _mean_z(model, surveys, [[e.position for e in s.reading.events if e.kind == kind] for s in surveys], memory), len(rows)
         used = [flat[j] for nulls in match_kind(surveys, kind, max(asked.caliper, CALIPER)).nulls for j in nulls]
         if len(used) < 2:
-            used = flat  # nothing matches: the mean over all reference nulls
+            used = flat[:: max(1, len(flat) // FEW)]  # nothing matches: nulls of every text, evenly
         if len(used) < 2:
             raise InputError("the reference split has no null tokens: its texts hold nothing but labels; give transcripts with reasoning")
         null_means[kind] = _mean_z(model, surveys, [[int(s.nulls.positions[j]) for k, j in used if k == i] for i, s in enumerate(surveys)], memory)

@@ -5,9 +5,10 @@
     python examples/icd_picking.py smollm2 --out picking-smollm2
 
 Each text draws three or four categories with two to four real codes each, and a finding that is the
-description of one of them. Three worked examples show the form of an answer: restate the finding, name
-and reject a sibling code, then give the code. The model then writes its own, greedily; a wrong pick is
-a decision too. Nothing is downloaded: models and codes come as packages.
+description of one of them. Three worked examples show the form of an answer: repeat the case's number,
+count the codes, restate the finding, name and reject a sibling code, then give the code. The numbers are
+there for the null: digits of codes are matched with digits that decide nothing. The model then writes
+its own, greedily; a wrong pick is a decision too. Nothing is downloaded: models and codes come as packages.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from decisionheads.survey import Options
 from decisionheads.workflow import run, show
 
 EXAMPLES = 3
-LONGEST = 90
+LONGEST = 110
 
 
 def weights(name: str, folder: Path) -> Path:
@@ -69,16 +70,16 @@ def draw(rng: random.Random, by_category: dict[str, list[str]]) -> tuple[list[li
     return blocks, right, sibling
 
 
-def task(blocks: list[list[str]], right: str) -> str:
-    return "Codes:\n" + "".join(entry(code) for block in blocks for code in block) + f"Finding: {cm.get_description(right)}\n"
+def task(case: int, blocks: list[list[str]], right: str) -> str:
+    return f"Case {case}\nCodes:\n" + "".join(entry(code) for block in blocks for code in block) + f"Finding: {cm.get_description(right)}\n"
 
 
 def entry(code: str) -> str:
     return f"{cm.get_description(code)} = {code}\n"
 
 
-def worked(right: str, sibling: str) -> str:
-    return (f"Reason: The finding is {cm.get_description(right)}. A near code is {cm.get_description(sibling)} = {sibling}, but it does not fit.\n"
+def worked(case: int, blocks: list[list[str]], right: str, sibling: str) -> str:
+    return (f"Reason: Case {case} lists {sum(map(len, blocks))} codes in {len(blocks)} groups. The finding is {cm.get_description(right)}. A near code is {cm.get_description(sibling)} = {sibling}, but it does not fit.\n"
             f"Code: {cm.get_description(right)} = {right}\n")
 
 
@@ -88,14 +89,16 @@ def make_prompt(seed: int, by_category: dict[str, list[str]]) -> tuple[str, list
     prompt = "Pick the code of each finding.\n\n"
     for _ in range(EXAMPLES):
         blocks, right, sibling = draw(rng, by_category)
-        prompt += task(blocks, right) + worked(right, sibling) + "\n"
+        case = rng.randint(1000, 9999)
+        prompt += task(case, blocks, right) + worked(case, blocks, right, sibling) + "\n"
     blocks, right, _ = draw(rng, by_category)
-    spans, at = [], len(prompt) + len("Codes:\n")
+    case = rng.randint(1000, 9999)
+    spans, at = [], len(prompt) + len(f"Case {case}\nCodes:\n")
     for block in blocks:
         size = sum(len(entry(code)) for code in block)
         spans.append(Span("block", at, at + size - 1, block[0][:3]))
         at += size
-    prompt += task(blocks, right)
+    prompt += task(case, blocks, right)
     spans.append(Span("finding", prompt.rindex("Finding:"), len(prompt) - 1))
     return prompt + "Reason:", blocks, right, spans
 

