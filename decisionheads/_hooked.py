@@ -280,8 +280,9 @@ class Hooked:
             stack.enter_context(warnings.catch_warnings())
             # the bridge still hands its cache over under the old names
             warnings.filterwarnings("ignore", message=".*(past_key_values|cache_params)", category=FutureWarning)
-            stack.callback(model.train, model.training)
-            model.eval()
+            if model.training:
+                stack.callback(model.train)
+                model.eval()
             keep = lambda handle: stack.callback(handle.remove)  # noqa: E731
             for handle in _repair_cache_argument(self.bridge, self.layers):
                 keep(handle)

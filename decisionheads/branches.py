@@ -23,6 +23,7 @@ from ._rows import Engine, Rows, ZHook
 from .interventions import BlockReads, Intervention
 
 MEMORY = 512 * 2**20  # bytes for the attention scores of one pack and what goes with them
+ROWS = 256  # rows of one pack: what they might read of each other is computed and thrown away
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,7 @@ def branch_logits(hooked: Engine, prefix: Prefix, branches: Sequence[Branch], me
 
 
 def plan_packs(hooked: Engine, branches: Sequence[Branch], memory: int = MEMORY) -> list[list[int]]:
-    """Cut branches into packs of at most `memory` bytes, those of nearby positions together.
+    """Cut branches into packs of at most `memory` bytes and `ROWS` rows, those of nearby positions together.
 
     Where branches cannot be packed, those of one position and length make a batch.
     """
@@ -87,7 +88,7 @@ def plan_packs(hooked: Engine, branches: Sequence[Branch], memory: int = MEMORY)
     for i in order:
         count = branches[i].width
         whole = count if branches[i].ids is None else 0
-        if packs and alike(branches[packs[-1][0]]) == alike(branches[i]) and pack_bytes(hooked, branches[i].position, rows + count, full + whole) <= memory:
+        if packs and rows + count <= ROWS and alike(branches[packs[-1][0]]) == alike(branches[i]) and pack_bytes(hooked, branches[i].position, rows + count, full + whole) <= memory:
             packs[-1].append(i)
             rows, full = rows + count, full + whole
         else:

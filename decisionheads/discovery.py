@@ -125,6 +125,8 @@ def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: La
     if any(len(part) < 2 for part in parts.values()):
         groups = len({t.group or t.id for t in transcripts})
         raise InputError(f"{len(transcripts)} transcripts of {groups} groups are too few: splits never cut a group and each needs 2 transcripts, so give at least 10 groups")
+    if len(model.hooked.heads) < model.n_layers * model.n_heads:
+        raise InputError(f"{model.name} has layers without attention, and discover compares the heads of all layers; use the verbs one at a time")
     ids = Counter(t.id for t in transcripts)
     if max(ids.values()) > 1:
         raise InputError(f"id {max(ids, key=ids.get)!r} is used more than once; give each transcript its own")
