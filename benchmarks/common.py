@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import importlib.util
 import platform
-import resource
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -34,9 +35,21 @@ def machine(threads: int) -> str:
             f"torch {version('torch')}, transformers {version('transformers')}, transformer-lens {version('transformer-lens')}, float32")
 
 
+def forget_peak() -> float:
+    """Give freed memory back and let the peak begin anew (Linux); MiB held now."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
 def peak() -> float:
-    """The most memory this process has held so far, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """The most memory this process has held since, in MiB."""
+    return _status("VmHWM")
+
+
+def _status(name: str) -> float:
+    return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)) / 1024
 
 
 def random_text(length: int, rng: np.random.Generator) -> np.ndarray:

@@ -13,7 +13,7 @@ import tempfile
 
 import numpy as np
 import torch
-from common import machine, peak, timed
+from common import forget_peak, machine, peak, timed
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -47,7 +47,7 @@ def main() -> None:
     ids = torch.tensor(rng.integers(8, VOCABULARY, args.tokens))
     positions = tuple(args.tokens - 1 - 37 * n for n in range(args.events))
     means = rng.normal(0, 0.3, (hooked.n_layers, hooked.n_heads, hooked.d_head)).astype(np.float32)
-    print(f"random Llama, 4 layers x 8 heads, d_model 256; {args.tokens:,} tokens; {machine(args.threads)}\nloaded: {peak():,.0f} MiB", flush=True)
+    print(f"random Llama, 4 layers x 8 heads, d_model 256; {args.tokens:,} tokens; {machine(args.threads)}\nloaded: {forget_peak():,.0f} MiB", flush=True)
     taken, prefix = timed(lambda: hooked.prefill(ids, positions))
     print(f"prefill: {taken:.0f} s; peak {peak():,.0f} MiB", flush=True)
     branches = [Branch(t) for t in positions] + [Branch(t, (), (MeanAblate(HeadSet([head]), means),), (10, 11)) for t in positions for head in hooked.heads]

@@ -63,12 +63,27 @@ def read_only_cache(prefix: Prefix, length: int):
     return Cache(layers=layers)
 
 
-def full_cache(base: Prefix | None = None, length: int = 0):
-    """A growing cache that keeps every key, in sliding layers too; forked from the first `length`
-    positions of another text where one is given."""
-    from transformers import DynamicCache
+def full_cache(n_layers: int, room: int, base: Prefix | None = None, length: int = 0):
+    """A cache with room for a whole text that keeps every key, in sliding layers too; forked from the
+    first `length` positions of another text where one is given.
 
-    cache = DynamicCache()  # without a config: a layer made from one drops what its window cannot see
+    Room is taken once: growing by concatenation would copy all keys in every chunk, and leave holes.
+    """
+    from transformers.cache_utils import Cache, DynamicLayer
+
+    class RoomyLayer(DynamicLayer):
+        """Writes new keys and values into their place and hands out views."""
+
+        def update(self, key_states, value_states, *args, **kwargs):
+            n, more = self.get_seq_length(), key_states.shape[-2]
+            if not self.is_initialized:
+                self.all_keys, self.all_values = (x.new_empty(*x.shape[:2], room, x.shape[-1]) for x in (key_states, value_states))
+                self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+            self.all_keys[:, :, n:n + more], self.all_values[:, :, n:n + more] = key_states, value_states
+            self.keys, self.values = self.all_keys[:, :, :n + more], self.all_values[:, :, :n + more]
+            return self.keys, self.values
+
+    cache = Cache(layers=[RoomyLayer() for _ in range(n_layers)])
     for number, (keys, values) in enumerate(base.layers if base is not None and length else ()):
         cache.update(keys[:, :, :length], values[:, :, :length], number)
     return cache

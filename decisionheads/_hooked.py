@@ -174,7 +174,7 @@ class Hooked:
         ids = ids.to(self.device)
         wanted = sorted(set(positions))
         begin = common_length(ids, shared, wanted) if self.packed else 0
-        cache, found = full_cache(shared, begin), []
+        cache, found = full_cache(self.n_layers, len(ids), shared, begin), []
         for start in range(begin, len(ids), chunk) if self.packed else [0]:
             part = ids[None, start:start + chunk] if self.packed else ids[None]
             here = [p - start for p in wanted if start <= p < start + part.shape[1]]
