@@ -56,14 +56,17 @@ def effect_map(table: pd.DataFrame) -> Figure:
     figure = go.Figure()
     bar = {"title": {"text": "logits"}, "thickness": 12}
     figure.add_heatmap(z=effect, colorscale=SCALE, zmin=-limit, zmax=limit, opacity=0.35, hoverinfo="skip", showscale=False, xgap=2, ygap=2)
-    figure.add_heatmap(z=np.where(selected, effect, np.nan), colorscale=SCALE, zmin=-limit, zmax=limit, hoverinfo="skip", colorbar=bar, xgap=2, ygap=2)
+    figure.add_heatmap(z=np.where(selected, effect, np.nan), colorscale=SCALE, zmin=-limit, zmax=limit, hoverinfo="skip", showscale=False, xgap=2, ygap=2)
     figure.add_heatmap(z=effect, colorscale=[[0, "rgba(0,0,0,0)"], [1, "rgba(0,0,0,0)"]], showscale=False, text=hover, hovertemplate="%{text}<extra></extra>")
+    # a scale of its own: a trace without any number, as where no head is selected, would show none
+    figure.add_scatter(x=[0], y=[0], mode="markers", hoverinfo="skip", showlegend=False,
+                       marker={"color": [0.0], "size": 0.1, "opacity": 0, "colorscale": SCALE, "cmin": -limit, "cmax": limit, "colorbar": bar, "showscale": True})
     if selected.sum() <= 40:
         for i, j in np.argwhere(selected):
             dark = abs(effect[i, j]) > 0.6 * limit
             figure.add_annotation(x=int(j), y=int(i), text=f"{effect[i, j]:+.1f}", showarrow=False, font={"color": "white" if dark else "#222222", "size": 12})
-    figure.update_xaxes(dtick=1 if heads <= 16 else 4, showgrid=False, zeroline=False)
-    figure.update_yaxes(dtick=1 if layers <= 16 else 4, showgrid=False, zeroline=False)
+    figure.update_xaxes(dtick=1 if heads <= 16 else 4, showgrid=False, zeroline=False, range=[-0.5, heads - 0.5])
+    figure.update_yaxes(dtick=1 if layers <= 16 else 4, showgrid=False, zeroline=False, range=[-0.5, layers - 0.5])
     return _layout(figure, f"{kind.capitalize()}: {_found(table)}", "head", "layer", 180 + 34 * min(layers, 24))
 
 
