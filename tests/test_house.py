@@ -24,7 +24,7 @@ FLOORS = [
     ["model"],
     ["branches"],
     ["ablation", "reads"],
-    ["attribution", "knock_in", "null_tokens"],
+    ["attribution", "knock_in", "null_tokens", "head_sets"],
     ["survey"],
     ["held_out"],
     ["discovery"],
