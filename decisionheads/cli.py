@@ -27,7 +27,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="run folder")] = Path("decisionheads-demo"),
     model: Annotated[str, typer.Option(help="embedded model: llama or gpt2")] = "llama",
     seed: Annotated[int, typer.Option(help="seed of texts, splits and permutations", min=0)] = 0,
-    texts: Annotated[int, typer.Option(help="how many texts the model writes", min=12)] = 200,
+    texts: Annotated[int, typer.Option(help="how many texts the model writes", min=12)] = 400,
     memory: Memory = 512,
 ) -> None:
     """Find the heads that decide in an embedded model, from what it writes itself."""

@@ -22,7 +22,7 @@ from .run_folder import RunFolder, digest, hash_files, open_run, write
 from .survey import Options
 from .transcripts import Transcript, encode, load_transcripts, save_transcripts
 
-DEMO_TEXTS = 200
+DEMO_TEXTS = 400
 
 
 def discover_files(model: str, transcripts: Path, labels: Path, out: Path, options: Options, *, dtype: str = "float32", device: str | None = None,
