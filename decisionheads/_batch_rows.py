@@ -49,13 +49,13 @@ def batch_rows(hooked: Hooked, prefix: Prefix, rows: Rows, z_hook: ZHook | None,
             if step == 0:
                 on_pattern(layer, pattern)
 
-        with hooked.hooks(None, edit if z_hook is not None else None, read if on_pattern is not None else None), _cutting(hooked, blocked, rows, here, length):
+        with (hooked.hooks(None, edit if z_hook is not None else None, read if on_pattern is not None else None), _cutting(hooked, blocked, rows, here, length),
+              hooked.unembedding.hidden(hooked.bridge.ln_final) as hidden):
             given = {} if cache is None else {argument: cache}
             result = model(input_ids=rows.tokens[here][:, None], use_cache=True, **given)  # positions follow from the cache
             cache = getattr(result, argument, None) or result.past_key_values
-            out.append(result.logits[:, -1])
-    logits = torch.stack(out, 1).flatten(0, 1)
-    return logits if logits.dtype == torch.float64 else logits.float()
+            out.append(hooked.unembedding.logits(result.logits[:, -1], hidden))
+    return torch.stack(out, 1).flatten(0, 1)
 
 
 @torch.no_grad()

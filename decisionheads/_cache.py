@@ -120,4 +120,11 @@ def longest_reach(config) -> int:
     attend in chunks) and a bound that is overlooked shows only in a text that is longer.
     """
     names = [n for n in vars(config) if ("window" in n or "chunk" in n or "local_attn" in n) and "layer" not in n]
-    return max((v for n in names if isinstance(v := getattr(config, n), int) and not isinstance(v, bool)), default=0)
+    bounds = [v for n in names if isinstance(v := getattr(config, n), int) and not isinstance(v, bool)]
+    # rotary tables that depend on the longest position of a forward: chunks and rows would each have their own
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in [ropes, *(r for r in ropes.values() if isinstance(r, dict))]:
+        if rope.get("rope_type") in ("longrope", "dynamic"):
+            bounds.append(rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings)
+    context = getattr(config, "max_position_embeddings", None) or max(bounds, default=0) + 1
+    return max((b for b in bounds if b < context), default=0)

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ._cache import Prefix
-from ._rows import BlockedReads, PatternHook, Rows, ZHook
+from ._rows import BlockedReads, PatternHook, Rows, ZHook, eval_mode
 from ._unembed import LIMIT, Unembedding
 from .errors import InputError
 from .heads import HeadSet
@@ -43,7 +43,7 @@ class Classic:
             raise ValueError(f"{self.name}: a HookedTransformer in {str(self.dtype)[6:]} is not supported; load it in float32, or use DecisionModel.from_pretrained")
         cap = {"final_logit_softcapping": cfg.output_logits_soft_cap if cfg.output_logits_soft_cap > 0 else None}
         self.unembedding = Unembedding((model.ln_final, model.ln_final), {}, model.W_U.T, model.b_U, self.limit, cap)
-        self.reach = cfg.window_size or 0
+        self.reach, self.context = cfg.window_size or 0, cfg.n_ctx
         self.paths = [(False, True, "one branch a batch row of a HookedTransformer")]
         self.packed = self.skipping = self.narrow = False
         self.prefills = True
@@ -112,8 +112,8 @@ class Classic:
         Raises:
             InputError: for a text longer than the model's context.
         """
-        if len(ids) > self.model.cfg.n_ctx:
-            raise InputError(f"a text of {len(ids)} tokens is longer than the {self.model.cfg.n_ctx} that the model can read; shorten the prompt")
+        if len(ids) > self.context:
+            raise InputError(f"a text of {len(ids)} tokens is longer than the {self.context} that the model can read; shorten the prompt")
         ids = ids.to(self.device)
         cache = self._cache(1)
         logits = self._forward(ids[None], cache)[0]
@@ -136,7 +136,8 @@ class Classic:
                 if removed is not None:  # [head, row, key] -> [batch, head, query, key]
                     removed = removed[..., :length].unflatten(1, (count, width)).transpose(0, 1)
                     cuts[layer] = lambda scores, removed=removed: scores[..., :length].masked_fill_(removed, torch.finfo(self.dtype).min)
-        with self._hooks(edits, cuts, on_pattern):
+        first = None if on_pattern is None else lambda layer, pattern: on_pattern(layer, pattern.unflatten(1, (count, width))[:, :, 0, :length + 1])
+        with self._hooks(edits, cuts, first):
             logits = self._forward(rows.tokens.view(count, width), self._cache(count, prefix, length))
         logits = logits.flatten(0, 1)
         logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -153,12 +154,8 @@ class Classic:
         return cache
 
     def _forward(self, tokens: Int[Tensor, "batch position"], cache=None) -> Float[Tensor, "batch position vocabulary"]:
-        was_training = self.model.training
-        self.model.eval()
-        try:  # the mask is given, for it would be guessed from ids that look like padding
+        with eval_mode(self.model):  # the mask is given, for it would be guessed from ids that look like padding
             return self.model(tokens, past_kv_cache=cache, attention_mask=torch.ones_like(tokens), prepend_bos=False)
-        finally:
-            self.model.train(was_training)
 
     @contextmanager
     def _hooks(self, edits: dict[int, Callable], cuts: dict[int, Callable[[Tensor], Tensor]], on_pattern: PatternHook | None = None) -> Iterator[None]:

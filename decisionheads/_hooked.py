@@ -20,7 +20,7 @@ from torch import Tensor
 from ._batch_rows import batch_rows
 from ._cache import Prefix, cache_argument, full_cache, layer_windows, longest_reach, read_only_cache
 from ._late_entry import entering
-from ._rows import BlockedReads, PatternHook, Rows, ZHook
+from ._rows import BlockedReads, PatternHook, Rows, ZHook, eval_mode
 from ._unembed import LIMIT, Unembedding, same_weight
 from .errors import InputError
 from .heads import HeadSet
@@ -75,6 +75,7 @@ class Hooked:
         self.unembedding = self._unembedding()
         self.name = self.config.name_or_path or type(bridge.original_model).__name__
         self.reach = longest_reach(self.config.get_text_config())
+        self.context = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         self.paths = [(True, True, "packed rows"), (True, False, "packed rows, prefill by the bridge"), (False, True, "one branch a batch row")]
         if plain is None:
             del self.paths[0]
@@ -83,7 +84,7 @@ class Hooked:
     def _unembedding(self) -> Unembedding:
         final, head = self.bridge.ln_final, self.bridge.unembed.original_component
         after = {i: (block.ln1_post, block.ln1_post.original_component) for i, block in enumerate(self.bridge.blocks) if hasattr(block, "ln1_post")}
-        cap = {name: getattr(self.config, name, None) for name in ("logit_scale", "logits_scaling", "final_logit_softcapping")}
+        cap = {name: getattr(self.config, name, None) for name in ("logit_scale", "logits_scaling", "final_logit_softcapping", "residual_multiplier")}
         return Unembedding((final, final.original_component), after, head.weight, getattr(head, "bias", None), self.limit, cap)
 
     # -- plain forwards ----------------------------------------------------------------------
@@ -107,7 +108,8 @@ class Hooked:
 
         handle = self.output_projection(edit[0]).register_forward_pre_hook(pre) if edit else None
         try:
-            return self.model(input_ids=ids[None], use_cache=False, **given).logits[0].float()
+            with eval_mode(self.model):
+                return self.model(input_ids=ids[None], use_cache=False, **given).logits[0].float()
         finally:
             if handle is not None:
                 handle.remove()
@@ -126,7 +128,8 @@ class Hooked:
     @torch.no_grad()
     def generate(self, ids: Int[Tensor, " position"], longest: int) -> Int[Tensor, " new"]:
         """The tokens that the model writes after a prompt, greedily."""
-        out = self.model.generate(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], do_sample=False, max_new_tokens=longest)
+        with self.hooks() if self.plain is None else eval_mode(self.model):  # a bridge needs its cache repaired
+            out = self.model.generate(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], do_sample=False, max_new_tokens=longest)
         return out[0, len(ids):]
 
     # -- output projection -------------------------------------------------------------------
@@ -168,9 +171,8 @@ class Hooked:
         Raises:
             InputError: for a text longer than the model's context.
         """
-        limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        if limit and len(ids) > limit:
-            raise InputError(f"a text of {len(ids)} tokens is longer than the {limit} that the model can read; shorten the prompt")
+        if self.context and len(ids) > self.context:
+            raise InputError(f"a text of {len(ids)} tokens is longer than the {self.context} that the model can read; shorten the prompt")
         ids = ids.to(self.device)
         wanted = sorted(set(positions))
         begin = common_length(ids, shared, wanted) if self.packed else 0
@@ -197,7 +199,7 @@ class Hooked:
             given = {cache_argument(model): cache} if self.packed else {}
             if _takes(model, "logits_to_keep"):
                 given["logits_to_keep"] = keep
-            with self.unembedding.hidden(norm) as hidden:
+            with eval_mode(model), self.unembedding.hidden(norm) as hidden:
                 out = model(input_ids=part, use_cache=self.packed, **given).logits[0]
             return self.unembedding.logits(out if "logits_to_keep" in given else out[keep], hidden, keep)
         places = torch.arange(start, start + part.shape[1], device=self.device)
@@ -280,9 +282,7 @@ class Hooked:
             stack.enter_context(warnings.catch_warnings())
             # the bridge still hands its cache over under the old names
             warnings.filterwarnings("ignore", message=".*(past_key_values|cache_params)", category=FutureWarning)
-            if model.training:
-                stack.callback(model.train)
-                model.eval()
+            stack.enter_context(eval_mode(model))
             keep = lambda handle: stack.callback(handle.remove)  # noqa: E731
             for handle in _repair_cache_argument(self.bridge, self.layers):
                 keep(handle)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -58,6 +59,19 @@ class Rows:
         return cls(prefix_ids[positions], positions, torch.arange(len(positions), device=prefix_ids.device), positions)
 
 
+@contextmanager
+def eval_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Every module in eval mode, each put back as it was."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 @runtime_checkable
 class Engine(Protocol):
     """A hooked model as the rest of the house sees it: `_hooked.Hooked`, `_classic.Classic`.
@@ -67,6 +81,7 @@ class Engine(Protocol):
         n_layers, n_heads, d_head, vocabulary: its shape.
         layers: those with attention; `heads`: every head there is.
         reach: the longest bound on what a layer sees, 0 for none; a test text must be longer.
+        context: the longest text it can read; None where there is no limit.
         limit: largest relative error of exact arithmetic in its number format.
         paths: ways to run branches, `(packed, plain prefill, words)`, fastest first; the self-test
             sets `packed`, `prefills`, `skipping` and `narrow` to what is exact.
@@ -80,6 +95,7 @@ class Engine(Protocol):
     layers: list[int]
     heads: HeadSet
     reach: int
+    context: int | None
     limit: float
     device: torch.device
     dtype: torch.dtype

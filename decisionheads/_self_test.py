@@ -196,7 +196,7 @@ def _random_ids(hooked: Engine, tokenizer, seed: int) -> Tensor:
     """Random distinct non-special ids, a few more than the sliding window where there is one."""
     special = set(tokenizer.all_special_ids) if tokenizer is not None else set()
     usable = [i for i in range(min(hooked.vocabulary, 50_000)) if i not in special]
-    length = max(24, hooked.reach + 8)
+    length = max(24, hooked.reach + 8) if hooked.context is None else min(max(24, hooked.reach + 8), hooked.context)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(usable), generator=generator)[torch.arange(length) % len(usable)]
     return torch.tensor(usable, device=hooked.device)[order.to(hooked.device)]

@@ -32,7 +32,8 @@ class Unembedding:
         after_attention: the same of each norm between an attention output and the residual stream.
         weight, bias: W_U `[vocabulary, d_model]` and its bias.
         limit: largest error against the model's own logits, relative to their standard deviation.
-        shape: `logit_scale`, `logits_scaling`, `final_logit_softcapping` of the config, or None each.
+        shape: `logit_scale`, `logits_scaling`, `final_logit_softcapping`, `residual_multiplier` of the
+            config, or None each.
     """
 
     def __init__(self, final: Norm, after_attention: dict[int, Norm], weight: Tensor, bias: Tensor | None, limit: float, shape: dict[str, float | None]):
@@ -47,7 +48,7 @@ class Unembedding:
         seen: list[Tensor] = []
         handle = None
         if self.sixteen_bit or always:
-            handle = norm.register_forward_hook(lambda module, args, out: seen.append(out[0]))
+            handle = norm.register_forward_hook(lambda module, args, out: seen.append(out.flatten(0, -2)))
         try:
             yield seen
         finally:
@@ -109,7 +110,7 @@ class Unembedding:
         handles = [self.final[0].register_forward_hook(add_leaf)]
         handles += [self.after_attention[i][0].register_forward_hook(lambda module, args, out, norm=norm: norm.see(args[0], out)) for i, norm in after.items()]
         try:
-            yield Frozen(final, after, leaves)
+            yield Frozen(final, after, leaves, self.shape.get("residual_multiplier") or 1.0)
         finally:
             for handle in handles:
                 handle.remove()
@@ -124,15 +125,17 @@ class Frozen:
         after_attention: layer -> the norm between its attention output and the residual stream, where
             an architecture has one (Gemma).
         leaves: zeros at the final norm's output; the gradient there is a margin's unembedding direction.
+        multiplier: what a layer's output is scaled by on its way into the residual stream (Granite).
     """
 
     final: FrozenNorm
     after_attention: dict[int, FrozenNorm]
     leaves: list[Tensor]
+    multiplier: float
 
     def readout(self, unembedding: Float[Tensor, "row d_model"], layer: int) -> Float[Tensor, "row d_model"]:
         """What a margin reads of a layer's attention output, given its unembedding direction."""
-        direction = self.final.direction(unembedding)
+        direction = self.final.direction(unembedding) * self.multiplier
         norm = self.after_attention.get(layer)
         return direction if norm is None else norm.direction(direction)
 

@@ -13,11 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .ablation import event_margin
+from .ablation import check_clean, event_margin
 from .branches import MEMORY, Branch, plan_packs, run_pack
+from .errors import InputError
 from .heads import HeadScores
 from .interventions import Interpolate
 from .margin import Margin, Rule
@@ -54,11 +56,16 @@ def attribute(model: DecisionModel, reading: Reading, means: ReferenceMeans, *, 
     if steps < 0:
         raise ValueError("steps counts midpoints; it cannot be negative")
     hooked, events = model.hooked, reading.events
+    if len(hooked.layers) < hooked.n_layers:
+        raise InputError(f"{model.name} has layers with a state of their own, through which there are no gradients of rows; use mean_ablate")
+    if not events:
+        return Attribution(*(HeadScores(np.zeros((0, hooked.n_layers, hooked.n_heads), np.float32), name, events=()) for name in ("attribution", "direct logit attribution")))
     measured = [event_margin(reading, event, rule) for event in events]
     zbar = torch.stack([torch.as_tensor(means.of(e)) for e in events]).to(hooked.device, hooked.dtype)
-    gradient, z, direct = _at_clean(model, reading, measured, zbar, memory)
-    if steps:
-        gradient = _integrated(model, reading, measured, means, steps, memory)
+    with torch.enable_grad():  # notebooks turn it off for good
+        gradient, z, direct = _at_clean(model, reading, measured, zbar, memory)
+        if steps:
+            gradient = _integrated(model, reading, measured, means, steps, memory)
     scores = (gradient * (z - zbar)).sum(-1).float().cpu().numpy()
     names, meta = tuple(e.name for e in events), {"model": model.name, "rule": rule, "steps": steps}
     return Attribution(HeadScores(scores, "attribution", events=names, meta=meta),
@@ -68,14 +75,16 @@ def attribute(model: DecisionModel, reading: Reading, means: ReferenceMeans, *, 
 def _at_clean(model: DecisionModel, reading: Reading, measured: list[Margin], zbar: Tensor, memory: int) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients and z `[event, layer, head, d_head]`, direct attribution `[event, layer, head]`."""
     hooked = model.hooked
-    branches = [Branch(e.position, ids=(m.chosen, *m.against)) for e, m in zip(reading.events, measured, strict=True)]
+    branches = [Branch(e.position) for e in reading.events]
     gradient, z = torch.zeros_like(zbar), torch.zeros_like(zbar)
     direct = torch.zeros(zbar.shape[:3], device=hooked.device)
     for pack in plan_packs(hooked, branches, memory // 4):
         leaves, values = [], []
         with hooked.unembedding.frozen() as path:
             logits = run_pack(hooked, reading.prefix, [branches[i] for i in pack], _leaf(leaves, values))
-        total = sum(measured[i].among(branches[i].ids)(logits[row][0]) for row, i in enumerate(pack))
+        for row, i in enumerate(pack):
+            check_clean(reading, reading.events[i], logits[row][0].detach(), hooked.limit)
+        total = sum(measured[i](logits[row][0]) for row, i in enumerate(pack))
         *grads, unembedding = torch.autograd.grad(total, [*leaves, path.leaves[0]])
         unembedding = unembedding.flatten(0, -2)
         for layer, grad, value in zip(hooked.layers, grads, values, strict=True):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ._cache import Prefix
 from ._rows import Engine, Rows, ZHook
-from .interventions import BlockReads, Intervention
+from .interventions import BlockReads, Intervention, Keep
 
 MEMORY = 512 * 2**20  # bytes for the attention scores of one pack and what goes with them
 ROWS = 256  # rows of one pack: what they might read of each other is computed and thrown away
@@ -70,8 +70,9 @@ def branch_logits(hooked: Engine, prefix: Prefix, branches: Sequence[Branch], me
         memory: bytes that one pack may take.
     """
     for pack in plan_packs(hooked, branches, memory):
-        with torch.no_grad():
-            yield from zip(pack, run_pack(hooked, prefix, [branches[i] for i in pack]), strict=True)
+        with torch.no_grad():  # never around a yield: it would reach into the caller
+            found = run_pack(hooked, prefix, [branches[i] for i in pack])
+        yield from zip(pack, found, strict=True)
 
 
 def plan_packs(hooked: Engine, branches: Sequence[Branch], memory: int = MEMORY) -> list[list[int]]:
@@ -129,9 +130,10 @@ def run_pack(hooked: Engine, prefix: Prefix, branches: Sequence[Branch], on_z: Z
 
     def z_hook(layer: int, z: Tensor) -> Tensor:
         for weight, values, row, adds in edits.get(layer, ()):
-            # lerp is exactly z at weight 0 and exactly the values at weight 1
-            changed = z[row] + weight[..., None] * values if adds else torch.lerp(z[row], values.expand_as(z[row]), weight[..., None])
-            z = z.index_copy(0, row, changed)
+            # lerp is exactly z at weight 0 and exactly the values at weight 1, for finite values
+            share = weight[..., None]
+            changed = z[row] + share * values if adds else torch.lerp(z[row], values.expand_as(z[row]), share)
+            z = z.index_copy(0, row, torch.where(share == 0, z[row], changed))
         return on_z(layer, z) if on_z is not None else z
 
     wanted = tuple(sorted({i for b in branches if b.ids is not None for i in b.ids})) or None
@@ -146,8 +148,7 @@ class _Plan:
 
     def __init__(self, hooked: Engine, prefix: Prefix, branches: Sequence[Branch], skip: bool):
         for branch in branches:
-            if not 0 <= branch.position <= len(prefix):
-                raise ValueError(f"a branch at position {branch.position} does not fit a prefix of {len(prefix)} tokens")
+            _check(hooked, prefix, branch)
         self.branches, self.all_full = branches, not hooked.narrow
         entry = [b.entry() if skip else 0 for b in branches]
         clean = {b.position for b in branches if not b.tokens and not b.interventions}
@@ -196,6 +197,22 @@ class _Plan:
             else:
                 out.append(narrow[first:first + branch.width][:, [column[i] for i in branch.ids]])
         return out
+
+
+def _check(hooked: Engine, prefix: Prefix, branch: Branch) -> None:
+    """Refuse what would be run silently as something else."""
+    if not 0 <= branch.position <= len(prefix) - (not branch.tokens):
+        raise ValueError(f"a branch at position {branch.position} does not fit a prefix of {len(prefix)} tokens")
+    if hooked.context and branch.position + branch.width > hooked.context:
+        raise ValueError(f"a branch that ends at position {branch.position + branch.width} is longer than the {hooked.context} tokens that the model can read")
+    shape = (hooked.n_layers, hooked.n_heads, hooked.d_head)
+    for change in branch.interventions:
+        heads = getattr(change, "heads", None)
+        if heads is not None and not isinstance(change, Keep) and not heads <= hooked.heads:
+            raise ValueError(f"{next(iter(heads - hooked.heads))} is not a head of {hooked.name}")
+        given = next((getattr(change, name).shape for name in ("means", "donor", "values") if hasattr(change, name)), shape)
+        if tuple(given) != shape:
+            raise ValueError(f"values of shape {tuple(given)} do not fit {hooked.name}, whose heads are {shape}")
 
 
 def _z_edits(hooked: Engine, branches: Sequence[Branch], first: list[int]) -> dict[int, list[tuple[Tensor, Tensor, Tensor, bool]]]:

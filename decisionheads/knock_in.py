@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from .ablation import check_clean
 from .branches import MEMORY, Branch, branch_logits, clean_z, run_pack
 from .events import DecisionEvent
 from .heads import HeadSet
@@ -81,6 +82,7 @@ def knock_in(model: DecisionModel, readings: Sequence[Reading], heads: HeadSet, 
         given = own(donor_reading, donor)
         branches = [Branch(event.position), Branch(event.position, (), (KnockIn(heads, given),)), Branch(event.position, (), (KnockIn(others, given),))]
         clean, true, random = (logits[0] for _, logits in sorted(branch_logits(model.hooked, reading.prefix, branches, memory)))
+        check_clean(reading, event, clean, model.hooked.limit)
         pair = lambda logits, a=donor.chosen, b=event.chosen: float(logits[a] - logits[b])  # noqa: E731
         best = event.alternatives[int(true[list(event.alternatives)].argmax())]
         rows.append((pair(true) - pair(clean), pair(random) - pair(clean), identity_change(model, reading, event, heads), best == donor.chosen))

@@ -68,6 +68,7 @@ class Prefixes:
     def _keep(self, ids: Tensor, layers: tuple) -> None:
         size = lambda held: sum(x.numel() * x.element_size() for pair in held for x in pair)  # noqa: E731
         self._kept[_name(ids)] = layers
+        self._kept.move_to_end(_name(ids))
         total = sum(map(size, self._kept.values()))
         while total > self.budget and len(self._kept) > 1:
             total -= size(self._kept.popitem(last=False)[1])

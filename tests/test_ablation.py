@@ -293,3 +293,29 @@ def test_the_noise_floor_is_the_size_of_the_real_error_of_sixteen_bits(family, m
     assert 0.3 < floor / error < 3
     assert error > {"float16": 1e-3, "bfloat16": 1e-2}[dtype]
     assert noise_floor(model, readings[6]).max() == 0
+
+
+def test_attribution_needs_no_grad_mode_and_no_events(model, readings, means):
+    with torch.no_grad():
+        again = model.attribute(readings[7], means)
+    assert np.array_equal(again.gradient.values, model.attribute(readings[7], means).gradient.values)
+    empty = model.attribute(model.read(readings[7].transcript, []), means)
+    assert empty.gradient.values.shape == empty.direct.values.shape == (0, model.n_layers, model.n_heads)
+
+
+def test_a_callers_own_hook_on_the_bridge_is_noticed(model, readings, means):
+    """The prefix comes from the plain copy: rows of a bridge that somebody edits would be a mixture."""
+    from decisionheads.errors import ExactnessError
+    from decisionheads.knock_in import knock_in
+
+    def halve(module, args, out):
+        return out * 0.5
+
+    handle = model.bridge.blocks[1].attn.hook_z.register_forward_hook(halve)
+    try:
+        for call in (lambda: model.mean_ablate(readings[7], means), lambda: model.attribute(readings[7], means),
+                     lambda: knock_in(model, readings[6:], HeadSet([(1, 4)]), "region")):
+            with pytest.raises(ExactnessError, match="packed rows differ from the plain model"):
+                call()
+    finally:
+        handle.remove()

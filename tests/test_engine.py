@@ -378,3 +378,89 @@ def test_heads_and_bias_once_sum_to_the_block(random_model, random_plain, ids): 
 def test_a_branch_beyond_the_text_is_refused(random_model, prefix):
     with pytest.raises(ValueError, match="does not fit a prefix of 80 tokens"):
         run(random_model, prefix, [Branch(81, (1,))])
+
+
+# -- what was silently something else ----------------------------------------------------------------
+
+
+def test_heads_and_values_that_do_not_fit_are_refused(random_model, prefix, values):
+    for change, said in [(BlockReads(HeadSet([(7, 0)]), 0, 10), "L7H0 is not a head of"), (MeanAblate(HeadSet([(1, 0)]), values[:, :1]), "do not fit"),
+                         (Keep(HeadSet(), values[:2]), "do not fit"), (KnockIn(HeadSet([(0, 99)]), values), "L0H99 is not a head of")]:
+        with pytest.raises(ValueError, match=said):
+            run(random_model, prefix, [Branch(40, (), (change,), (5, 6))])
+    with pytest.raises(ValueError, match="a branch at position 80 does not fit"):
+        run(random_model, prefix, [Branch(80)])
+    long = random_model.hooked.prefill(torch.arange(320) % 70 + 8)
+    with pytest.raises(ValueError, match="longer than the 320 tokens"):
+        run(random_model, long, [Branch(319, (5, 6, 7))])
+
+
+def test_values_of_other_heads_are_never_touched(random_model, prefix, values):
+    holes = values.copy()
+    holes[:, 1:] = np.nan
+    a, b = (run(random_model, prefix, [Branch(40, (), (MeanAblate(HeadSet([(1, 0)]), v),))])[0] for v in (values, holes))
+    assert torch.equal(a, b)
+
+
+def test_grad_mode_of_the_caller_is_its_own(random_model, prefix, values):
+    """Also between packs, and when two walks are mixed."""
+    _, branches = every_head(random_model, values, (17, 40))
+    first, second = (branch_logits(random_model.hooked, prefix, branches, 10**5) for _ in range(2))
+    for _ in zip(first, second, strict=True):
+        assert torch.is_grad_enabled()
+    list(first), list(second)
+    assert torch.is_grad_enabled()
+
+
+def test_every_module_keeps_its_own_mode(random_model, prefix):
+    hf = random_model.bridge.original_model
+    some = [m for m in hf.modules()][3::5]
+    for m in some:
+        m.training = True
+    modes = [m.training for m in hf.modules()]
+    try:
+        a, b = (run(random_model, prefix, [Branch(40)])[0] for _ in range(2))
+        assert torch.equal(a, b) and [m.training for m in hf.modules()] == modes
+    finally:
+        hf.eval()
+
+
+def test_a_bridge_without_a_plain_copy_writes_what_the_model_writes(family):
+    """Without the repaired cache every token after the first would ignore its context."""
+    from decisionheads import DecisionModel, tiny
+    from decisionheads.model import _bridge
+
+    from .conftest import plain_hf
+
+    tokenizer = DecisionModel.load_tokenizer(tiny.path(family))
+    prompt = tiny.transcript("p", tiny.draw(1, seed=11)[0]).prompt
+    alone = DecisionModel(_bridge(plain_hf(tiny.path(family))), tokenizer)
+    assert alone.generate(prompt, 12) == DecisionModel.from_pretrained(tiny.path(family)).generate(prompt, 12) != ""
+
+
+def test_rotary_tables_that_depend_on_the_length_are_refused(tmp_path):
+    """longrope: chunks and packs would each have their own; every check on shorter texts passes."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from decisionheads import DecisionModel, InputError
+    from decisionheads.tiny.clinic import TOKENS, clinic_tokenizer
+
+    rope = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 4, long_factor=[4.0, 3.0, 2.0, 8.0], original_max_position_embeddings=60, factor=4.0)
+    torch.manual_seed(0)
+    hf = LlamaForCausalLM(LlamaConfig(vocab_size=len(TOKENS), hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
+                                      max_position_embeddings=320, rope_parameters=rope, initializer_range=0.3))
+    hf.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="this cache layout is not supported"):
+        DecisionModel.from_pretrained(tmp_path, tokenizer=clinic_tokenizer())
+
+
+def test_a_window_longer_than_the_context_does_not_stop_loading():
+    from decisionheads._cache import longest_reach
+    from decisionheads._self_test import self_test
+
+    from .families import FAMILIES, Family
+    from .families import engine as make
+
+    wide = Family("Phi-3", "Phi3", FAMILIES["Phi-3"].options | dict(sliding_window=512))
+    hooked, tested = make(wide.make())
+    assert tested.verdict == "exact" and longest_reach(hooked.config) == 0 and self_test(hooked).error < 2e-5

@@ -106,6 +106,49 @@ def test_a_slow_model_is_loaded_verified_and_measured(tmp_path, capsys):
     assert a.gradient.values.shape == found.scores.values.shape and np.corrcoef(a.gradient.values.ravel(), found.scores.values.ravel())[0, 1] > 0.5
 
 
+def test_direct_attribution_counts_what_a_layer_is_scaled_by(small):
+    """Granite adds half of a layer's output: the direct effect of its last layer's heads, by hand."""
+    from decisionheads.branches import Branch, run_pack
+
+    hf, hooked, _ = small("Granite")
+    text = torch.arange(10, 40)
+    prefix, t = hooked.prefill(text, (29,)), 29
+    with torch.enable_grad(), hooked.unembedding.frozen() as path:
+        leaves: list[torch.Tensor] = []
+        logits = run_pack(hooked, prefix, [Branch(t)], lambda layer, z: leaves.append(z.detach()) or z)[0][0]
+        (direction,) = torch.autograd.grad(logits[5] - logits[6], path.leaves[0])
+    layer = hooked.layers[-1]
+    written = hooked.head_outputs(layer, leaves[-1])[0]
+    ours = written @ path.readout(direction.flatten(0, -2), layer)[0]
+    norm, before = hf.model.norm, path.final.input[0]
+    scale = (before.pow(2).mean() + norm.variance_epsilon).rsqrt()
+    unembed = (hf.lm_head.weight[5] - hf.lm_head.weight[6]) / hf.config.logits_scaling
+    want = (hf.config.residual_multiplier * written * scale * norm.weight) @ unembed
+    assert (ours - want).abs().max() <= 1e-5 and want.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["Bloom", "Llama"])
+def test_sixteen_bit_margins_are_projected_in_float32_on_either_path(name):
+    from decisionheads.branches import Branch, branch_logits
+
+    hooked, tested = engine(FAMILIES[name].make().to(torch.bfloat16))
+    assert tested.verdict in ("exact", "slow")
+    text = torch.arange(10, 58)
+    ((_, logits),) = branch_logits(hooked, hooked.prefill(text), [Branch(47)])
+    assert (logits != logits.bfloat16().float()).float().mean() > 0.5
+
+
+def test_layers_with_a_state_have_no_attribution_and_say_so(small):
+    from types import SimpleNamespace
+
+    from decisionheads import InputError
+    from decisionheads.attribution import attribute
+
+    _, hooked, _ = small("Qwen3-Next")
+    with pytest.raises(InputError, match="no gradients of rows; use mean_ablate"):
+        attribute(SimpleNamespace(hooked=hooked, name="hybrid"), SimpleNamespace(events=()), None)
+
+
 def test_discover_refuses_layers_without_attention(model, space, monkeypatch):
     from decisionheads import InputError, tiny
     from decisionheads.discovery import discover

@@ -14,7 +14,7 @@ from decisionheads.ablation import ReferenceMeans
 
 from . import oracle
 
-pytestmark = pytest.mark.pretrained
+pytestmark = [pytest.mark.pretrained, pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated")]
 SHAPES = {"smollm2": (30, 9, 64), "gemma3": (18, 4, 256)}
 
 
