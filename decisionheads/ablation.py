@@ -74,6 +74,7 @@ def reference_means(model: DecisionModel, readings: Iterable[Reading], *, minimu
 
     Raises:
         InputError: when a kind has fewer events than `minimum`.
+        ExactnessError: if the clean rows differ from the plain model's logits.
     """
     sums: dict[Kind, Array] = {}
     counts: dict[Kind, int] = {}
@@ -81,6 +82,7 @@ def reference_means(model: DecisionModel, readings: Iterable[Reading], *, minimu
     for reading in readings:
         ids.add(reading.transcript.id)
         events = [e for e in reading.events if e.primary]
+        check_events(model, reading, events, memory)
         z = clean_z(model.hooked, reading.prefix, [e.position for e in events], memory).double().cpu().numpy()
         for event, value in zip(events, z, strict=True):
             sums[event.kind] = sums.get(event.kind, 0) + value
@@ -259,6 +261,12 @@ def noise_floor(model: DecisionModel, reading: Reading, *, draws: int = 16, seed
     for i, logits in branch_logits(hooked, reading.prefix, branches, memory):
         found[i] = float(margins[i // draws].among(branches[i].ids)(logits[0]))
     return (found.reshape(-1, draws).std(1, ddof=1) * np.sqrt(2)).astype(np.float32)
+
+
+def check_events(model: DecisionModel, reading: Reading, events: Sequence[DecisionEvent], memory: int = MEMORY) -> None:
+    """Compare the clean rows of events with the plain model's logits; raises ExactnessError where they differ."""
+    for i, rows in branch_logits(model.hooked, reading.prefix, [Branch(e.position) for e in events], memory):
+        check_clean(reading, events[i], rows[0], model.hooked.limit)
 
 
 def check_clean(reading: Reading, event: DecisionEvent, row: torch.Tensor, limit: float) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ._cache import Prefix
 from ._rows import Engine
+from .ablation import check_events
 from .branches import MEMORY, Branch, plan_packs, run_pack
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ def read_attention(model: DecisionModel, reading: Reading, spans: Sequence[Span]
     """Attention mass of every head at every event of a transcript, on spans of token positions.
 
     Source: plain softmax attention; nothing is renormalised and no sink is dropped.
+
+    Raises:
+        ExactnessError: if the clean rows differ from the plain model's logits.
     """
+    check_events(model, reading, reading.events, memory)
     mass = pooled_attention(model.hooked, reading.prefix, [Branch(e.position) for e in reading.events], spans, memory)
     return mass.cpu().numpy()

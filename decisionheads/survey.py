@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from .ablation import MINIMUM, Probe, ReferenceMeans, check_clean, measure
-from .branches import Branch, branch_logits, clean_z
+from .ablation import MINIMUM, Probe, ReferenceMeans, check_events, measure
+from .branches import clean_z
 from .calibration import CALIPER, MatchedSets, match, slopes
 from .errors import InputError
 from .events import KINDS, DecisionEvent, Dropped, Kind, find_events
@@ -99,8 +99,7 @@ def survey(model: DecisionModel, transcript: Transcript, labels: LabelSpace, clo
     own = tuple(dict.fromkeys(e.position for e in events))
     kept = replace(prefix, logits=prefix.logits[[index[p] for p in own]], positions=own)
     reading = Reading(transcript, encoded, events, kept)
-    for i, rows in branch_logits(model.hooked, kept, [Branch(e.position) for e in events]):
-        check_clean(reading, events[i], rows[0], model.hooked.limit)
+    check_events(model, reading, events)
     return Survey(reading, at([e.position for e in events]), at(sure), tuple(dropped), found.accepted_near_misses)
 
 

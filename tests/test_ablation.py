@@ -307,6 +307,7 @@ def test_a_callers_own_hook_on_the_bridge_is_noticed(model, readings, means):
     """The prefix comes from the plain copy: rows of a bridge that somebody edits would be a mixture."""
     from decisionheads.errors import ExactnessError
     from decisionheads.knock_in import knock_in
+    from decisionheads.reads import read_attention
 
     def halve(module, args, out):
         return out * 0.5
@@ -314,7 +315,8 @@ def test_a_callers_own_hook_on_the_bridge_is_noticed(model, readings, means):
     handle = model.bridge.blocks[1].attn.hook_z.register_forward_hook(halve)
     try:
         for call in (lambda: model.mean_ablate(readings[7], means), lambda: model.attribute(readings[7], means),
-                     lambda: knock_in(model, readings[6:], HeadSet([(1, 4)]), "region")):
+                     lambda: knock_in(model, readings[6:], HeadSet([(1, 4)]), "region"), lambda: reference_means(model, readings[:6], minimum=3),
+                     lambda: read_attention(model, readings[7], [(0, 5)])):
             with pytest.raises(ExactnessError, match="packed rows differ from the plain model"):
                 call()
     finally:
