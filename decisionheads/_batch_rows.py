@@ -60,14 +60,13 @@ def batch_rows(hooked: Hooked, prefix: Prefix, rows: Rows, z_hook: ZHook | None,
 
 @torch.no_grad()
 def _default_cache(hooked: Hooked, prefix: Prefix, length: int):
-    """The model's own cache after the first `length` tokens; the last one asked for is kept."""
-    if length not in prefix.last:
-        model = hooked.plain if hooked.plain is not None else hooked.bridge.original_model
+    """The model's own cache after the first `length` tokens; a model keeps the last one asked for."""
+    begin = prefix.ids[:length]
+    if hooked.last is None or not torch.equal(hooked.last[0], begin):
         with hooked.hooks():
-            out = model(input_ids=prefix.ids[None, :length], use_cache=True)
-        prefix.last.clear()
-        prefix.last[length] = getattr(out, cache_argument(model), None) or out.past_key_values
-    return prefix.last[length]
+            out = hooked.model(input_ids=begin[None], use_cache=True)
+        hooked.last = begin, getattr(out, cache_argument(hooked.model), None) or out.past_key_values
+    return hooked.last[1]
 
 
 @contextmanager

@@ -25,7 +25,6 @@ class Prefix:
             where there is one: an independent reference for the clean rows.
         positions: the positions of `logits`.
         source: a `prefixes.Prefixes`.
-        last: the model's own cache at the position last asked for, where branches run one a batch row.
     """
 
     ids: Int[Tensor, " position"]
@@ -33,7 +32,6 @@ class Prefix:
     logits: Float[Tensor, "wanted vocabulary"]
     positions: tuple[int, ...] = field(default=())
     source: Any = field(default=None, repr=False, compare=False)
-    last: dict = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def layers(self) -> tuple[tuple[Tensor, Tensor], ...]:

@@ -80,6 +80,7 @@ class Hooked:
         if plain is None:
             del self.paths[0]
         self.prefills = self.packed = self.skipping = self.narrow = True
+        self.last = None  # where branches are not packed: `(tokens, cache)` of the text last continued
 
     def _unembedding(self) -> Unembedding:
         final, head = self.bridge.ln_final, self.bridge.unembed.original_component

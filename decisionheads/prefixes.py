@@ -38,7 +38,7 @@ class Prefixes:
 
     def share(self, prompts: Sequence[Int[np.ndarray, " _"]]) -> Prefixes:
         """The same, forking every text from the longest beginning that all prompts share."""
-        if len(prompts) < 2:
+        if len(prompts) < 2 or not self.hooked.packed:  # a cache of the model's own cannot be cut
             return self
         first = prompts[0]
         n = min(map(len, prompts)) - 1  # the last token of a prompt is read in each text: it predicts the first written one
