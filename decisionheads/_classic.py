@@ -45,7 +45,7 @@ class Classic:
         self.unembedding = Unembedding((model.ln_final, model.ln_final), {}, model.W_U.T, model.b_U, self.limit, cap)
         self.reach, self.context = cfg.window_size or 0, cfg.n_ctx
         self.paths = [(False, True, "one branch a batch row of a HookedTransformer")]
-        self.packed = self.skipping = self.narrow = False
+        self.packed = self.skipping = self.narrow = self.weighted = False
         self.prefills = True
 
     # -- plain forwards ----------------------------------------------------------------------

@@ -54,6 +54,7 @@ class Hooked:
         packed: branches share one packed forward; else each takes a batch row of its own.
         skipping: rows enter at the first layer where they differ from a clean row.
         narrow: logits of a few token ids are projected from the final hidden state.
+        weighted: z is the attention-weighted sum of the values that a prefix holds.
     """
 
     def __init__(self, bridge, plain=None):
@@ -79,7 +80,7 @@ class Hooked:
         self.paths = [(True, True, "packed rows"), (True, False, "packed rows, prefill by the bridge"), (False, True, "one branch a batch row")]
         if plain is None:
             del self.paths[0]
-        self.prefills = self.packed = self.skipping = self.narrow = True
+        self.prefills = self.packed = self.skipping = self.narrow = self.weighted = True
         self.last = None  # where branches are not packed: `(tokens, cache)` of the text last continued
 
     def _unembedding(self) -> Unembedding:

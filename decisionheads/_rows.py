@@ -84,7 +84,8 @@ class Engine(Protocol):
         context: the longest text it can read; None where there is no limit.
         limit: largest relative error of exact arithmetic in its number format.
         paths: ways to run branches, `(packed, plain prefill, words)`, fastest first; the self-test
-            sets `packed`, `prefills`, `skipping` and `narrow` to what is exact.
+            sets `packed`, `prefills`, `skipping` and `narrow` to what is exact, and `weighted` if z
+            is the attention-weighted sum of the values that a prefix holds.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Engine(Protocol):
     prefills: bool
     skipping: bool
     narrow: bool
+    weighted: bool
     unembedding: Unembedding
 
     def full_logits(self, ids: Tensor, start: int = 0, edit: tuple[int, int, Tensor] | None = None) -> Tensor: ...

@@ -83,7 +83,7 @@ def self_test(hooked: Engine, tokenizer=None, seed: int = 0) -> SelfTest:
     before: list[SelfTest] = []
     for packed, prefills, path in hooked.paths:
         hooked.packed, hooked.prefills = packed, prefills
-        hooked.skipping = hooked.narrow = False
+        hooked.skipping = hooked.narrow = hooked.weighted = False
         result = SelfTest(hooked.name, path, tuple(_try(hooked, tokenizer, seed)), packed, tuple(before))
         if result.verdict != "refused":
             if packed:
@@ -181,6 +181,32 @@ def _choose_shortcuts(hooked: Engine, tokenizer, seed: int) -> None:
             hooked.narrow = float((narrow - long[:, list(few)]).abs().max()) <= hooked.limit * scale
         except RuntimeError:  # a last projection that is not a matrix alone: the model's own logits are used
             hooked.narrow = False
+        try:
+            hooked.weighted = _weighted_error(hooked, prefix, last) <= hooked.limit
+        except Exception:  # patterns that are not handed out, or a cache of another form: values are never replaced
+            hooked.weighted = False
+
+
+@torch.no_grad()
+def _weighted_error(hooked: Engine, prefix: Prefix, position: int) -> float:
+    """Largest relative difference between z and the weighted sum of the prefix's values, over layers.
+
+    A gate on z, or a cache that holds something else than values, shows here.
+    """
+    patterns, errors = {}, [0.0]
+
+    def compare(layer: int, z: Tensor) -> Tensor:
+        values = prefix.layers[layer][1][0, :, :position + 1]
+        if hooked.n_heads % len(values) or values.shape[-1] != z.shape[-1]:
+            errors.append(float("inf"))
+            return z
+        sums = torch.einsum("hk,hkd->hd", patterns[layer], values.repeat_interleave(hooked.n_heads // len(values), 0))
+        errors.append(float((sums - z[0]).abs().max() / z.std()))
+        return z
+
+    at = torch.tensor([position], device=hooked.device)
+    hooked.run(prefix, Rows.single(prefix.ids, at), compare, on_pattern=lambda layer, p: patterns.__setitem__(layer, p[:, 0]))
+    return max(errors)
 
 
 def _cache_sentence(context_lost: bool) -> str:

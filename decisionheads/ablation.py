@@ -43,23 +43,27 @@ class ReferenceMeans:
         means: kind -> `[layer, head, d_head]`.
         counts: kind -> how many events went into it.
         transcripts: ids of the reference transcripts, none of which may be scored.
+        groups: their groups (patients), none of which may be scored either.
     """
 
     means: Mapping[Kind, Float[Array, "layer head d_head"]]
     counts: Mapping[Kind, int]
     transcripts: frozenset[str]
+    groups: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         return f"ReferenceMeans({', '.join(f'{n} {kind} events' for kind, n in self.counts.items())} of {len(self.transcripts)} transcripts)"
 
-    def of(self, event: DecisionEvent) -> Float[Array, "layer head d_head"]:
+    def of(self, event: DecisionEvent, group: str | None = None) -> Float[Array, "layer head d_head"]:
         """The means for an event.
 
         Raises:
-            InputError: when its transcript is a reference (a leak), or its kind has no means.
+            InputError: when its transcript or group is a reference (a leak), or its kind has no means.
         """
         if event.transcript in self.transcripts:
             raise InputError(f"transcript {event.transcript} is in the reference split and is scored too; keep the splits apart")
+        if group in self.groups:
+            raise InputError(f"transcript {event.transcript} is of group {group}, which is in the reference split too; keep a group in one split")
         if event.kind not in self.means:
             raise InputError(f"there are no reference means for {event.kind} events; add transcripts with such events to the reference split")
         return self.means[event.kind]
@@ -78,9 +82,9 @@ def reference_means(model: DecisionModel, readings: Iterable[Reading], *, minimu
     """
     sums: dict[Kind, Array] = {}
     counts: dict[Kind, int] = {}
-    ids = set()
+    ids, groups = set(), set()
     for reading in readings:
-        ids.add(reading.transcript.id)
+        ids.add(reading.transcript.id), groups.add(reading.transcript.group)
         events = [e for e in reading.events if e.primary]
         check_events(model, reading, events, memory)
         z = clean_z(model.hooked, reading.prefix, [e.position for e in events], memory).double().cpu().numpy()
@@ -95,7 +99,7 @@ def reference_means(model: DecisionModel, readings: Iterable[Reading], *, minimu
     if minimum < MINIMUM:
         warnings.warn(f"reference means from as few as {min(counts.values())} events; {MINIMUM} or more are advised", stacklevel=2)
     means = {kind: (total / counts[kind]).astype(np.float32) for kind, total in sums.items()}
-    return ReferenceMeans(means, counts, frozenset(ids))
+    return ReferenceMeans(means, counts, frozenset(ids), frozenset(groups - {None}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +180,7 @@ def mean_ablate(model: DecisionModel, reading: Reading, means: ReferenceMeans, *
         ExactnessError: if the clean rows differ from the plain model's logits.
         InputError: if the transcript is one of the reference split.
     """
-    probes = [Probe(event.position, means.of(event), (event_margin(reading, event, rule),)) for event in reading.events]
+    probes = [Probe(event.position, means.of(event, reading.transcript.group), (event_margin(reading, event, rule),)) for event in reading.events]
     measured = measure(model, reading.prefix, probes, memory)
     for event, row in zip(reading.events, measured.clean, strict=True):
         check_clean(reading, event, row, model.hooked.limit)

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from ._cache import Prefix
 from ._rows import Engine, Rows, ZHook
-from .interventions import BlockReads, Intervention, Keep
+from .errors import InputError
+from .interventions import READS, BlockReads, Intervention, Keep, ReplaceValues
 
 MEMORY = 512 * 2**20  # bytes for the attention scores of one pack and what goes with them
 ROWS = 256  # rows of one pack: what they might read of each other is computed and thrown away
@@ -34,6 +35,7 @@ class Branch:
         position: `t`; the branch reads the prefix before it.
         tokens: token ids from `t` on; empty for the text's own token at `t`.
         interventions: at the branch's first row; later rows are re-run and not edited.
+        everywhere: edit z at every row of the branch, not at the first alone.
         ids: token ids whose logits are wanted, in this order; None for the whole vocabulary.
     """
 
@@ -41,6 +43,7 @@ class Branch:
     tokens: tuple[int, ...] = ()
     interventions: tuple[Intervention, ...] = ()
     ids: tuple[int, ...] | None = None
+    everywhere: bool = False
 
     @property
     def width(self) -> int:
@@ -53,7 +56,7 @@ class Branch:
             return 0
         first = []
         for change in self.interventions:
-            if isinstance(change, BlockReads):
+            if isinstance(change, READS):
                 first += [h.layer for h in change.heads]
             else:
                 first += [int(np.argmax(touched)) for touched in [change.edit().weight.any(1)] if touched.any()]
@@ -126,9 +129,19 @@ def run_pack(hooked: Engine, prefix: Prefix, branches: Sequence[Branch], on_z: Z
     watched = on_z is not None or on_pattern is not None
     plan = _Plan(hooked, prefix, branches, skip=hooked.skipping and hooked.packed and not watched)
     edits = _z_edits(hooked, branches, plan.first)
+    replaced = _replaced_values(hooked, branches, plan.first)
+    held, patterns = prefix.layers if replaced else (), {}
     blocks = _blocks(hooked, branches, plan.first, plan.rows, int(plan.rows.seen.max()))
 
+    def pattern_hook(layer: int, pattern: Tensor) -> None:
+        if layer in replaced:
+            patterns[layer] = pattern
+        if on_pattern is not None:
+            on_pattern(layer, pattern)
+
     def z_hook(layer: int, z: Tensor) -> Tensor:
+        if layer in replaced:
+            z = _with_values_replaced(z, patterns.pop(layer), held[layer][1][0], replaced[layer])
         for weight, values, row, adds in edits.get(layer, ()):
             # lerp is exactly z at weight 0 and exactly the values at weight 1, for finite values
             share = weight[..., None]
@@ -139,7 +152,8 @@ def run_pack(hooked: Engine, prefix: Prefix, branches: Sequence[Branch], on_z: Z
     wanted = tuple(sorted({i for b in branches if b.ids is not None for i in b.ids})) or None
     if not hooked.narrow:
         wanted = None
-    full, narrow = hooked.run(prefix, plan.rows, z_hook if edits or on_z is not None else None, blocks, wanted, on_pattern)
+    full, narrow = hooked.run(prefix, plan.rows, z_hook if edits or replaced or on_z is not None else None, blocks, wanted,
+                              pattern_hook if replaced or on_pattern is not None else None)
     return plan.share_out(full, narrow, wanted)
 
 
@@ -206,11 +220,15 @@ def _check(hooked: Engine, prefix: Prefix, branch: Branch) -> None:
     if hooked.context and branch.position + branch.width > hooked.context:
         raise ValueError(f"a branch that ends at position {branch.position + branch.width} is longer than the {hooked.context} tokens that the model can read")
     shape = (hooked.n_layers, hooked.n_heads, hooked.d_head)
+    if branch.everywhere and any(isinstance(change, READS) for change in branch.interventions):
+        raise ValueError("reads are blocked at the first row of a branch only, not everywhere")
     for change in branch.interventions:
+        if isinstance(change, ReplaceValues) and not hooked.weighted:
+            raise InputError(f"{hooked.name}: z is not the plain weighted sum of cached values, so values cannot be replaced after softmax; use BlockReads")
         heads = getattr(change, "heads", None)
         if heads is not None and not isinstance(change, Keep) and not heads <= hooked.heads:
             raise ValueError(f"{next(iter(heads - hooked.heads))} is not a head of {hooked.name}")
-        given = next((getattr(change, name).shape for name in ("means", "donor", "values") if hasattr(change, name)), shape)
+        given = next((getattr(change, name).shape for name in ("means", "donor", "values") if getattr(change, name, None) is not None), shape)
         if tuple(given) != shape:
             raise ValueError(f"values of shape {tuple(given)} do not fit {hooked.name}, whose heads are {shape}")
 
@@ -220,10 +238,12 @@ def _z_edits(hooked: Engine, branches: Sequence[Branch], first: list[int]) -> di
     groups: dict[tuple, tuple[np.ndarray, bool, list[int], list[np.ndarray]]] = {}
     for order in range(max((len(b.interventions) for b in branches), default=0)):
         for branch, row in zip(branches, first, strict=True):
-            if order < len(branch.interventions) and not isinstance(branch.interventions[order], BlockReads):
+            if order < len(branch.interventions) and not isinstance(branch.interventions[order], READS):
                 edit = branch.interventions[order].edit()
                 _, _, rows, weights = groups.setdefault((order, id(edit.values), edit.adds), (edit.values, edit.adds, [], []))
-                rows.append(row), weights.append(edit.weight)
+                count = branch.width if branch.everywhere else 1
+                rows += range(row, row + count)
+                weights += [edit.weight] * count
     layers: dict[int, list[tuple[Tensor, Tensor, Tensor, bool]]] = {}
     for values, adds, rows, weights in groups.values():
         weight, row = np.stack(weights), np.array(rows)
@@ -234,6 +254,28 @@ def _z_edits(hooked: Engine, branches: Sequence[Branch], first: list[int]) -> di
                 torch.as_tensor(values[layer]).to(hooked.device, hooked.dtype),
                 torch.as_tensor(row[chosen], device=hooked.device), adds))
     return layers
+
+
+def _replaced_values(hooked: Engine, branches: Sequence[Branch], first: list[int]) -> dict[int, list[tuple[int, list[int], int, int, Tensor | None]]]:
+    """For each layer: row, its heads, the span, and what they get from it instead `[head, d_head]`."""
+    layers: dict[int, list] = {}
+    for branch, row in zip(branches, first, strict=True):
+        for change in branch.interventions:
+            if isinstance(change, ReplaceValues):
+                for layer in change.heads.per_layer():
+                    heads = [h.head for h in change.heads if h.layer == layer]
+                    instead = None if change.values is None else torch.as_tensor(change.values[layer][heads]).to(hooked.device, hooked.dtype)
+                    layers.setdefault(layer, []).append((row, heads, change.start, min(change.end, branch.position), instead))
+    return layers
+
+
+def _with_values_replaced(z: Tensor, pattern: Float[Tensor, "head row key"], values: Float[Tensor, "kv_head position d_head"], changes: list) -> Float[Tensor, "row head d_head"]:
+    z, group = z.clone(), z.shape[1] // len(values)
+    for row, heads, start, end, instead in changes:
+        weight = pattern[heads, row, start:end]
+        given = torch.einsum("hk,hkd->hd", weight, values[[h // group for h in heads], start:end])
+        z[row, heads] += (0 if instead is None else weight.sum(-1, keepdim=True) * instead) - given
+    return z
 
 
 def _blocks(hooked: Engine, branches: Sequence[Branch], first: list[int], rows: Rows, length: int):

@@ -259,3 +259,17 @@ def bootstrap_interval(values: Float[Array, "event head"], groups: Int[Array, " 
         means.append(weight @ sums / (weight @ counts)[:, None])
     low, high = np.percentile(np.concatenate(means), [50 * (1 - level), 50 * (1 + level)], axis=0)
     return low, high
+
+
+def ratio_interval(top: Float[Array, "*quantity event"], bottom: Float[Array, " event"], groups: Sequence, *, draws: int = 2_000, seed: int = 0,
+                   level: float = 0.95) -> tuple[Float[Array, "*quantity"], Float[Array, "*quantity"]]:
+    """Percentile interval of `sum(top) / sum(bottom)`, drawing whole groups; draws without a positive bottom are left out."""
+    _, index = np.unique(np.asarray(groups), return_inverse=True)
+    n = index.max(initial=-1) + 1
+    member = np.eye(n)[index] if n else np.zeros((0, 0))
+    weight = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), draws).astype(float) if n else np.zeros((draws, 0))
+    above, below = np.asarray(top, np.float64) @ member @ weight.T, np.asarray(bottom, np.float64) @ member @ weight.T
+    ratio = np.where(below > 0, above / np.where(below > 0, below, 1), np.nan)
+    if not np.isfinite(ratio).any(-1).all():
+        return np.full(above.shape[:-1], np.nan), np.full(above.shape[:-1], np.nan)
+    return tuple(np.asarray(np.nanpercentile(ratio, q, axis=-1)) for q in (50 * (1 - level), 50 * (1 + level)))

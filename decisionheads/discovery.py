@@ -188,7 +188,7 @@ def _jobs(i: int, surveys: Sequence[Survey], matched: dict[Kind, MatchedSets], m
     for n, e in enumerate(s.reading.events):
         chosen = Margin(e.chosen, (int(s.events.rival[n]),))
         other = Margin(e.chosen, (int(rng.choice([a for a in e.alternatives if a != e.chosen] or list(e.competitors))),))
-        probes.append(Probe(e.position, means.of(e), (event_margin(s.reading, e), chosen, other)))
+        probes.append(Probe(e.position, means.of(e, s.reading.transcript.group), (event_margin(s.reading, e), chosen, other)))
     offset = np.cumsum([0, *(len(x.nulls.positions) for x in surveys)])
     nulls: dict[tuple[Kind, int], list[int]] = {}
     for kind, sets in matched.items():

@@ -102,4 +102,22 @@ class BlockReads:
         return (where >= self.start) & (where < self.end) & (where != own)
 
 
-Intervention = MeanAblate | Keep | KnockIn | AddToZ | Interpolate | BlockReads
+@dataclass(frozen=True, eq=False)
+class ReplaceValues:
+    """After softmax, `heads` get `values` from the key positions `start:end` instead of those keys' own.
+
+    Nothing renormalises. Without `values` the span's weights are dropped. It acts on z as attention forms
+    it, before any other intervention of the same row, and never on the row's own key.
+
+    Attributes:
+        values: `[layer, head, d_head]`, by query head; None for zeros.
+    """
+
+    heads: HeadSet
+    start: int
+    end: int
+    values: Float[Array, "layer head d_head"] | None = None
+
+
+Intervention = MeanAblate | Keep | KnockIn | AddToZ | Interpolate | BlockReads | ReplaceValues
+READS = (BlockReads, ReplaceValues)

@@ -156,7 +156,8 @@ def reference(model: DecisionModel, surveys: Sequence[Survey], asked: Options, m
             effects.append(measure(model, s.reading.prefix, [null_probe(s, j, null_means[kind]) for j in own], memory).effects[:, 0])
             margins.append(s.nulls.margin[own])
         slope[kind] = slopes(np.concatenate(effects).reshape(len(used), -1).astype(float), np.concatenate(margins))
-    return ReferenceMeans(means, counts, ids), null_means, slope
+    groups = frozenset(s.reading.transcript.group for s in surveys) - {None}
+    return ReferenceMeans(means, counts, ids, groups), null_means, slope
 
 
 def _mean_z(model: DecisionModel, surveys: Sequence[Survey], positions: Sequence[list[int]], memory: int) -> np.ndarray:

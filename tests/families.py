@@ -181,7 +181,7 @@ class Parity:
         least: smallest of those effects, so that the reference is seen not to be zero.
         tokens: error of a branch of three other tokens.
         reads: error of a blocked read.
-        shortcuts: whether rows enter late, and whether logits are projected for a few ids.
+        shortcuts: whether rows enter late, logits are projected for a few ids, and values can be replaced.
     """
 
     verdict: str
@@ -191,7 +191,7 @@ class Parity:
     least: float
     tokens: float
     reads: float
-    shortcuts: tuple[bool, bool]
+    shortcuts: tuple[bool, bool, bool]
 
     @property
     def worst(self) -> float:
@@ -243,7 +243,7 @@ def parity(hf, hooked, tested) -> Parity:
     reads = float((got[0][0] - want).abs().max())
     least = min(least, float((want - clean[47]).abs().max()))
     patterns = attention_error(hf, hooked, prefix, text)
-    return Parity(tested.verdict, tested.path, patterns, heads, least, tokens, reads, (hooked.skipping, hooked.narrow))
+    return Parity(tested.verdict, tested.path, patterns, heads, least, tokens, reads, (hooked.skipping, hooked.narrow, hooked.weighted))
 
 
 def attention_error(hf, hooked, prefix, text) -> float:
@@ -274,7 +274,7 @@ def row(family: Family) -> str:
         if tested.verdict == "refused":
             return special + f"| refused | | | | | | {tested.reason.partition(': ')[2]} |"
         p = parity(hf, hooked, tested)
-        quick = ", ".join(word for word, on in zip(("late entry", "few ids"), p.shortcuts, strict=True) if on)
+        quick = ", ".join(word for word, on in zip(("late entry", "few ids", "values"), p.shortcuts, strict=True) if on)
         return special + f"| {p.verdict} | {p.heads:.0e} | {p.tokens:.0e} | {p.reads:.0e} | {p.patterns:.0e} | {p.least:.0e} | {p.path}{'; ' + quick if quick else ''} |"
     except (InputError, ValueError, ImportError) as error:
         return special + f"| refused | | | | | | {str(error).splitlines()[0]} |"

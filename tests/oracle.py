@@ -56,16 +56,16 @@ def ablated(hf, ids, position, layer, head, value):
 
 
 def all_ablated(hf, ids, position, values, keep=()):
-    """Logits at a position with z of every head but `keep` replaced there."""
+    """Logits at a position, or a slice of them, with z of every head but `keep` replaced there."""
     handles = []
     for layer, projection in enumerate(output_projections(hf)):
 
         def pre(module, args, layer=layer):
             flat = args[0].clone()
-            z = flat[0, position].view(hf.config.num_attention_heads, -1)
-            for head in range(len(z)):
+            z = flat[0, position].view(-1, hf.config.num_attention_heads, torch.as_tensor(values[layer]).shape[-1])
+            for head in range(z.shape[1]):
                 if (layer, head) not in keep:
-                    z[head] = torch.as_tensor(values[layer][head])
+                    z[:, head] = torch.as_tensor(values[layer][head])
             return (flat,)
 
         handles.append(projection.register_forward_pre_hook(pre))
@@ -74,3 +74,57 @@ def all_ablated(hf, ids, position, values, keep=()):
     finally:
         for handle in handles:
             handle.remove()
+
+
+def values_of(hf, ids):
+    """Values `[layer, head, position, d_head]`, by query head, from the projections themselves."""
+    seen, heads = [], hf.config.num_attention_heads
+    if hasattr(hf, "transformer"):
+        parts = [(block.attn.c_attn, lambda out: out[0].chunk(3, -1)[2]) for block in hf.transformer.h]
+    else:
+        parts = [(layer.self_attn.v_proj, lambda out: out[0]) for layer in hf.model.layers]
+    handles = [module.register_forward_hook(lambda m, args, out, take=take: seen.append(take(out).detach())) for module, take in parts]
+    logits(hf, ids)
+    for handle in handles:
+        handle.remove()
+    width = z_of(hf, ids, 0).shape[-1]
+    split = torch.stack(seen).unflatten(-1, (-1, width)).transpose(1, 2)
+    return split.repeat_interleave(heads // split.shape[1], 1)
+
+
+def values_replaced(hf, ids, position, heads, start, end, instead=None):
+    """Logits at a position whose `heads` get `instead` (zeros) for the values of `start:end`, after softmax.
+
+    Layer after layer, since a change in one layer moves what the next one attends to.
+    """
+    edits = {}
+
+    @contextmanager
+    def edited():
+        handles = []
+        for layer, changes in edits.items():
+
+            def pre(module, args, changes=changes):
+                flat = args[0].clone()
+                for head, z in changes.items():
+                    flat[0, position].view(hf.config.num_attention_heads, -1)[head] = z
+                return (flat,)
+
+            handles.append(output_projections(hf)[layer].register_forward_pre_hook(pre))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    for layer in sorted({layer for layer, _ in heads}):
+        with edited(), torch.no_grad():
+            pattern = hf(input_ids=torch.as_tensor(ids)[None], use_cache=False, output_attentions=True).attentions[layer][0, :, position]
+            values, z = values_of(hf, ids)[layer], z_of(hf, ids, position)[layer]
+        edits[layer] = {}
+        for head in (h for at, h in heads if at == layer):
+            weight = pattern[head, start:end]
+            given = (weight[:, None] * values[head, start:end]).sum(0)
+            edits[layer][head] = z[head] - given + (0 if instead is None else weight.sum() * torch.as_tensor(instead[layer][head]))
+    with edited():
+        return logits(hf, ids)[position]

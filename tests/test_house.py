@@ -25,6 +25,7 @@ FLOORS = [
     ["branches"],
     ["ablation"],
     ["attribution", "knock_in", "null_tokens", "head_sets", "reads"],
+    ["necessity"],
     ["survey"],
     ["held_out"],
     ["discovery"],
