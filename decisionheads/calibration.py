@@ -261,7 +261,7 @@ def bootstrap_interval(values: Float[Array, "event head"], groups: Int[Array, " 
     return low, high
 
 
-def ratio_interval(top: Float[Array, "*quantity event"], bottom: Float[Array, " event"], groups: Sequence, *, draws: int = 2_000, seed: int = 0,
+def ratio_interval(top: Float[Array, "*quantity event"], bottom: Float[Array, " event"], groups: Sequence | Array, *, draws: int = 2_000, seed: int = 0,
                    level: float = 0.95) -> tuple[Float[Array, "*quantity"], Float[Array, "*quantity"]]:
     """Percentile interval of `sum(top) / sum(bottom)`, drawing whole groups; draws without a positive bottom are left out."""
     _, index = np.unique(np.asarray(groups), return_inverse=True)

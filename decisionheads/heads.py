@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -271,3 +271,18 @@ class HeadScores:
         rows = "".join(f"<tr><td>{h}</td><td style='text-align:right'>{s:+.3f}</td></tr>" for h, s in self.top(8)) if len(self.values) else ""
         return (f"<table><caption>{escape(self.name)}, mean over {len(self.values)} events ({escape(self.sign)})</caption>"
                 f"<tr><th>head</th><th>{escape(self.unit)}</th></tr>{rows}</table>")
+
+
+def overlaps(sets: Mapping[str, HeadSet], total: int) -> list[dict[str, Any]]:
+    """Every pair of sets: heads they share, how many would by chance, and the probability of at least as many.
+
+    Args:
+        sets: name -> heads.
+        total: heads of the model, from which chance draws (hypergeometric).
+    """
+    from itertools import combinations
+
+    from scipy.stats import hypergeom
+
+    return [{"sets": [a, b], "sizes": [len(sets[a]), len(sets[b])], "shared": len(sets[a] & sets[b]), "expected": round(len(sets[a]) * len(sets[b]) / total, 4),
+             "p": round(float(hypergeom.sf(len(sets[a] & sets[b]) - 1, total, len(sets[a]), len(sets[b]))), 6)} for a, b in combinations(sets, 2)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ._cache import Prefix
@@ -28,33 +28,34 @@ Span = tuple[int, int]
 
 
 @torch.no_grad()
-def pooled_attention(hooked: Engine, prefix: Prefix, branches: Sequence[Branch], spans: Sequence[Span], memory: int = MEMORY) -> Float[Tensor, "branch layer head span"]:
+def pooled_attention(hooked: Engine, prefix: Prefix, branches: Sequence[Branch], spans: Sequence[Span] | Bool[np.ndarray, "span position"],
+                     memory: int = MEMORY) -> Float[Tensor, "branch layer head span"]:
     """Attention mass from each branch's first row to spans of token positions.
 
     Args:
         branches: rows of interest; interventions act as they do everywhere.
-        spans: `(start, end)` positions of the text; a row's own key counts where a span holds it.
+        spans: `(start, end)` positions of the text, or any keys as a mask; a row's own key counts where a span holds it.
 
     Returns:
         mass on the model's device; zeros where a layer has no heads.
     """
-    out = torch.zeros(len(branches), hooked.n_layers, hooked.n_heads, len(spans), device=hooked.device)
+    keys = np.array([[s <= i < e for i in range(len(prefix))] for s, e in spans]).reshape(len(spans), -1) if not isinstance(spans, np.ndarray) else spans
+    member = torch.as_tensor(np.pad(keys, ((0, 0), (0, 1))).T, dtype=hooked.dtype, device=hooked.device)  # a row behind the text is in no span
+    out = torch.zeros(len(branches), hooked.n_layers, hooked.n_heads, len(keys), device=hooked.device)
     branches = [Branch(b.position, b.tokens, b.interventions, ()) for b in branches]
     for pack in plan_packs(hooked, branches, memory):
         first = np.cumsum([0, *(branches[i].width for i in pack)])[:-1]
         length = max(branches[i].position for i in pack)
+        position = torch.tensor([branches[i].position for i in pack], device=hooked.device)
 
-        def pool(layer: int, pattern: Tensor, pack: list[int] = pack, first=first, length: int = length) -> None:
+        def pool(layer: int, pattern: Tensor, pack: list[int] = pack, first=first, length: int = length, position: Tensor = position) -> None:
             if hooked.packed:
                 rows, own = pattern[:, first], pattern[:, first, length + first]
-                keys, begin = rows[..., :length], 0
+                mass = rows[..., :length] @ member[:length]
             else:  # a batch: one row each, its own key last; a sliding cache holds the last keys only
-                keys, own = pattern[..., :-1], pattern[..., -1]
-                begin = length - keys.shape[-1]
-            for n, (start, end) in enumerate(spans):
-                mass = keys[..., max(0, start - begin):max(0, end - begin)].sum(-1)
-                inside = torch.tensor([start <= branches[i].position < end for i in pack], device=own.device)
-                out[pack, layer, :, n] = (mass + own * inside).T.float()
+                seen, own = pattern[..., :-1], pattern[..., -1]
+                mass = seen @ member[length - seen.shape[-1]:length]
+            out[pack, layer] = (mass + own[..., None] * member[position]).transpose(0, 1).float()
 
         run_pack(hooked, prefix, [branches[i] for i in pack], on_pattern=pool)
     return out

@@ -92,9 +92,16 @@ def values_of(hf, ids):
     return split.repeat_interleave(heads // split.shape[1], 1)
 
 
-def values_replaced(hf, ids, position, heads, start, end, instead=None):
-    """Logits at a position whose `heads` get `instead` (zeros) for the values of `start:end`, after softmax.
+def attention_of(hf, ids):
+    """Attention weights `[layer, head, query, key]`."""
+    with torch.no_grad():
+        return torch.stack([a[0] for a in hf(input_ids=torch.as_tensor(ids)[None], use_cache=False, output_attentions=True).attentions])
 
+
+def values_replaced(hf, ids, position, heads, keys, instead=None, renormalise=False):
+    """Logits at a position whose `heads` get `instead` (zeros) for the values of some keys, after softmax.
+
+    With `renormalise` the keys' weights are dropped and the rest sums to 1 again, as if they had been masked.
     Layer after layer, since a change in one layer moves what the next one attends to.
     """
     edits = {}
@@ -119,12 +126,13 @@ def values_replaced(hf, ids, position, heads, start, end, instead=None):
 
     for layer in sorted({layer for layer, _ in heads}):
         with edited(), torch.no_grad():
-            pattern = hf(input_ids=torch.as_tensor(ids)[None], use_cache=False, output_attentions=True).attentions[layer][0, :, position]
+            pattern = attention_of(hf, ids)[layer, :, position]
             values, z = values_of(hf, ids)[layer], z_of(hf, ids, position)[layer]
         edits[layer] = {}
         for head in (h for at, h in heads if at == layer):
-            weight = pattern[head, start:end]
-            given = (weight[:, None] * values[head, start:end]).sum(0)
-            edits[layer][head] = z[head] - given + (0 if instead is None else weight.sum() * torch.as_tensor(instead[layer][head]))
+            weight = pattern[head, keys]
+            given = (weight[:, None] * values[head, keys]).sum(0)
+            left = z[head] - given
+            edits[layer][head] = left / (1 - weight.sum()) if renormalise else left + (0 if instead is None else weight.sum() * torch.as_tensor(instead[layer][head]))
     with edited():
         return logits(hf, ids)[position]

@@ -39,7 +39,7 @@ def test_values_replaced_after_softmax_equal_the_oracle(random_model, random_pla
     clean, one, all_four = run(random_model, prefix, Branch(40), Branch(40, (), (ReplaceValues(HeadSet([(1, 2)]), 5, 30, instead),)),
                                Branch(40, (), (ReplaceValues(HEADS, 5, 30, instead),)))
     for got, heads in ((one, [(1, 2)]), (all_four, HEADS.to_list())):
-        want = oracle.values_replaced(random_plain, IDS, 40, heads, 5, 30, instead)
+        want = oracle.values_replaced(random_plain, IDS, 40, heads, slice(5, 30), instead)
         assert (got[0] - want).abs().max() <= EXACT and (want - clean[0]).abs().max() > 0.01
 
 
