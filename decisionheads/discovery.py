@@ -13,27 +13,31 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from tqdm import tqdm
 
-from .ablation import Measured, Probe, ReferenceMeans, event_margin, measure, noise_floor
-from .attribution import attribute
+from ._progress import Progress
+from .ablation import ReferenceMeans, event_margin
 from .branches import MEMORY
 from .calibration import Calibration, MatchedSets, Sets, bootstrap_interval, calibrate
 from .errors import ExactnessError, InputError
 from .events import Kind, find_closers
 from .heads import Head, HeadSet
-from .held_out import evaluate, rounded
 from .labels import LabelSpace
-from .margin import Margin
 from .model import DecisionModel
+from .necessity import SOME, plain
 from .null_tokens import template_ids
 from .prefixes import Prefixes
-from .survey import Options, Survey, match_kind, null_probe, survey
+from .scoring import jobs_of, matched_sets, mean_null_effect, reference_effects, reference_values, score
+from .standing import Standing, stand
+from .survey import Options, Survey, match_kind, survey
 from .survey import reference as reference_of
 from .transcripts import Transcript, encode, prompt_ids
 
 SHARES = (0.2, 0.6)  # reference up to the first, selection up to the second, evaluation after it
 EXPLORATORY = 24  # transcripts, below which a result is headed so
+HALF_DRAWS = 1_999  # permutations for the halves of the selection split
+STAGES = {"reading reference": 2, "slopes of nulls": 6, "reading selection": 4, "ablating every head": 24, "reading evaluation": 4, "trying other references": 8,
+          "selecting sets": 4, "selecting on halves": 5, "judging sets on held-out texts": 30, "knocking in": 3, "sets under other references": 5, "measuring reads": 3, "blocking reads": 3,
+          "cutting before the code": 8}  # about their shares of the time, in percent
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +75,7 @@ class Discovery:
         set_aside: transcripts that could not be used, with the reason.
         warnings: sentences that belong beside every number.
         splits: ids of the transcripts of each split.
+        standing: what the selected heads do together, held out and with controls.
     """
 
     kinds: dict[Kind, KindResult]
@@ -82,6 +87,7 @@ class Discovery:
     set_aside: dict[str, str]
     warnings: tuple[str, ...]
     splits: dict[str, list[str]]
+    standing: Standing
 
     def to_frame(self) -> pd.DataFrame:
         """Every head of every kind."""
@@ -130,7 +136,7 @@ def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: La
     ids = Counter(t.id for t in transcripts)
     if max(ids.values()) > 1:
         raise InputError(f"id {max(ids, key=ids.get)!r} is used more than once; give each transcript its own")
-    bar = lambda items, what: tqdm(items, desc=what, unit="text", disable=not progress)  # noqa: E731
+    bar = Progress(STAGES, progress)
     closers = find_closers(parts["reference"], labels, model.tokenizer)
     template = template_ids(((t, encode(t, model.tokenizer)) for t in parts["reference"]), model.tokenizer.all_special_ids)
     prefixes = Prefixes(model.hooked, 4 * memory).share(prompt_ids(transcripts, model.tokenizer))
@@ -155,76 +161,33 @@ def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: La
     if not any(s.reading.events for s in selection):
         raise InputError("the selection split has no usable event; add transcripts")
     matched = {kind: match_kind(selection, kind, asked.caliper) for kind in means.means}
-    jobs = [_jobs(i, selection, matched, means, null_means, asked) for i in range(len(selection))]
-    scored = []
-    for i, s in enumerate(bar(selection, "ablating every head")):
-        scored.append(_score(model, s, jobs[i], means, asked, memory, store))
-    return _conclude(model, parts, selection, scored, jobs, matched, means, slope, surveys("evaluation"), asked, set_aside, memory, closers)
-
-
-# -- scoring ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Jobs:
-    """What is measured in one transcript: its events, then the nulls matched to them."""
-
-    probes: tuple[Probe, ...]
-    nulls: dict[tuple[Kind, int], list[int]]  # (kind, event in the transcript) -> probes
-
-
-@dataclass(frozen=True, eq=False)
-class Scored:
-    measured: Measured
-    attribution: np.ndarray
-    direct: np.ndarray
-    noise: np.ndarray
-
-
-def _jobs(i: int, surveys: Sequence[Survey], matched: dict[Kind, MatchedSets], means: ReferenceMeans, null_means, asked: Options) -> Jobs:
-    s = surveys[i]
-    rng = np.random.default_rng([asked.seed, i])
-    probes: list[Probe] = []
-    for n, e in enumerate(s.reading.events):
-        chosen = Margin(e.chosen, (int(s.events.rival[n]),))
-        other = Margin(e.chosen, (int(rng.choice([a for a in e.alternatives if a != e.chosen] or list(e.competitors))),))
-        probes.append(Probe(e.position, means.of(e, s.reading.transcript.group), (event_margin(s.reading, e), chosen, other)))
-    offset = np.cumsum([0, *(len(x.nulls.positions) for x in surveys)])
-    nulls: dict[tuple[Kind, int], list[int]] = {}
-    for kind, sets in matched.items():
-        before = sum(e.kind == kind for x in surveys[:i] for e in x.reading.events)
-        for n, (where, _) in enumerate((j, e) for j, e in enumerate(s.reading.events) if e.kind == kind):
-            for j in sets.nulls[before + n]:
-                nulls.setdefault((kind, where), []).append(len(probes))
-                probes.append(null_probe(s, int(j - offset[i]), null_means[kind]))
-    return Jobs(tuple(probes), nulls)
-
-
-def _score(model: DecisionModel, s: Survey, jobs: Jobs, means: ReferenceMeans, asked: Options, memory: int, store) -> Scored:
-    """Measure a transcript, or take it from the store."""
-    name = s.reading.transcript.id
-    kept = store.load_part(name) if store is not None else None
-    if kept is None:
-        measured = measure(model, s.reading.prefix, jobs.probes, memory)
-        a = attribute(model, s.reading, means, steps=3, memory=memory)
-        kept = {"margins": measured.margins, "floors": measured.floors, "effects": measured.effects,
-                "attribution": a.gradient.values, "direct": a.direct.values, "noise": noise_floor(model, s.reading, seed=asked.seed, memory=memory)}
-        if store is not None:
-            store.save_part(name, kept)
-    return Scored(Measured(kept["margins"], kept["floors"], kept["effects"], []), kept["attribution"], kept["direct"], kept["noise"])
+    jobs = [jobs_of(i, selection, matched, means, null_means, asked) for i in range(len(selection))]
+    scored = [score(model, s, jobs[i], means, asked, memory, store) for i, s in enumerate(bar(selection, "ablating every head"))]
+    references = reference_values(model, reference, list(means.means), asked.seed, memory)
+    compared = reference_effects(model, selection, scored, references, memory, store, bar)
+    kinds, halves, notes, tables = _conclude(model, selection, scored, jobs, matched, means, slope, asked, closers, compared)
+    evaluation = surveys("evaluation")
+    standing = stand(model, (reference, selection, evaluation), {kind: r.selected for kind, r in kinds.items()}, matched, means, labels, template, asked,
+                     references, halves, memory, bar)
+    bar.close()
+    for kind, result in kinds.items():
+        result.summary.update(standing.summary(kind))
+    return Discovery(kinds, (model.n_layers, model.n_heads), model.name, asked, *tables, set_aside, tuple(notes), {name: [t.id for t in part] for name, part in parts.items()}, standing)
 
 
 # -- conclusions ----------------------------------------------------------------------------------------
 
 
-def _conclude(model, parts, surveys, scored, jobs, matched, means, slope, evaluation, asked, set_aside, memory, closers) -> Discovery:
+def _conclude(model, surveys, scored, jobs, matched, means, slope, asked, closers, compared):
+    """Calibrate, and say it: results by kind, halves for stability, warnings, and the table of scored events."""
     shape = (model.n_layers, model.n_heads)
     rows = {kind: [(i, n) for i, s in enumerate(surveys) for n, e in enumerate(s.reading.events) if e.kind == kind] for kind in matched}
-    sets = {kind: _sets(rows[kind], kind, surveys, scored, jobs, slope[kind]) for kind in matched}
+    sets = {kind: matched_sets(rows[kind], kind, scored, jobs, slope[kind]) for kind in matched}
     usable = {kind: x for kind, x in sets.items() if len(x.members) and len(np.unique(x.transcript)) > 1}
     support, oppose = (calibrate(usable, draws=asked.draws, seed=asked.seed, sign=sign) if usable else {} for sign in (1, -1))
     notes = list(_warnings(asked, shape, usable, matched, means, len(surveys)))
     kinds: dict[Kind, KindResult] = {}
+    effects_of, carried = {}, {}
     for kind in matched:
         if not rows[kind]:
             notes.append(f"{kind}: no event in the selection split")
@@ -233,10 +196,11 @@ def _conclude(model, parts, surveys, scored, jobs, matched, means, slope, evalua
         effects = pick(lambda s, n: s.measured.effects[n]).reshape(len(rows[kind]), 3, -1).astype(np.float64)
         m, m0 = (pick(lambda s, n, side=side: getattr(s.measured, side)[n, 0]) for side in ("margins", "floors"))
         groups = np.array([i for i, _ in rows[kind]])
+        effects_of[kind], carried[kind] = (groups, effects[:, 0]), m - m0
         columns = {
-            "effect": effects[:, 0].mean(0), "null_effect": _null_effect(rows[kind], kind, scored, jobs),
+            "effect": effects[:, 0].mean(0), "null_effect": mean_null_effect(rows[kind], kind, scored, jobs),
             "attribution": pick(lambda s, n: s.attribution[n]).reshape(len(groups), -1).mean(0),
-            "dla": pick(lambda s, n: s.direct[n]).reshape(len(groups), -1).mean(0)}
+            "dla": pick(lambda s, n: s.direct[n]).reshape(len(groups), -1).mean(0), "resample": compared[kind]["resample"]}
         columns["ci_low"], columns["ci_high"] = bootstrap_interval(effects[:, 0], groups, seed=asked.seed)
         least = asked.delta * max(0.0, float(np.median(m - m0)))
         nothing = _no_calibration(shape[0] * shape[1])
@@ -244,43 +208,47 @@ def _conclude(model, parts, surveys, scored, jobs, matched, means, slope, evalua
         opposing = _table(kind, shape, columns, oppose.get(kind, nothing), asked.alpha, least, sign=-1)
         selected = HeadSet(zip(*(table.loc[table.selected, c] for c in ("layer", "head")), strict=True))
         dropped = Counter(d.reason for s in surveys for d in s.dropped if d.kind in ("", kind))
+        chosen = selected.to_mask(*shape).ravel()
         summary = {
             "transcripts": len(set(groups.tolist())), "events": len(groups), "dropped": dict(sorted(dropped.items())),
             "accepted_near_misses": sum(s.accepted_near_misses for s in surveys), "closers": [int(i) for i in closers],
             "calibrated_events": len(matched[kind].kept), "left_out": matched[kind].left_out,
-            "balance": dict(zip(("margin", "log_entropy", "position"), map(rounded, matched[kind].balance), strict=True)),
-            "noise_floor": rounded(np.sqrt(pick(lambda s, n: s.noise[n] ** 2).mean())), "unbalanced": matched[kind].unbalanced, "m": rounded(m.mean()), "m0": rounded(m0.mean()),
-            "attention_share": rounded((m - m0).sum() / m.sum()), "set_size": len(selected), "heads": shape[0] * shape[1],
-            "competitor_specificity": rounded(effects[:, 2].mean(0)[table_mask(selected, shape)].sum()
-                                              / effects[:, 0].mean(0)[table_mask(selected, shape)].sum()) if len(selected) else None,
-            "opposing": [str(Head(r.layer, r.head)) for r in opposing[opposing.selected].itertuples()],
-            **evaluate(model, evaluation, selected, kind, means.means[kind], asked, memory)}
+            "balance": dict(zip(("margin", "log_entropy", "position"), map(plain, matched[kind].balance), strict=True)),
+            "noise_floor": plain(np.sqrt(pick(lambda s, n: s.noise[n] ** 2).mean())), "unbalanced": matched[kind].unbalanced, "m": plain(m.mean()), "m0": plain(m0.mean()),
+            "attention_share": plain((m - m0).sum() / m.sum()), "selected": list(map(str, selected)), "heads": shape[0] * shape[1],
+            "competitor_specificity": plain(effects[:, 2].mean(0)[chosen].sum() / effects[:, 0].mean(0)[chosen].sum()) if len(selected) else None,
+            "reference_agreement": _agreement(compared[kind]), "opposing": [str(Head(r.layer, r.head)) for r in opposing[opposing.selected].itertuples()]}
         kinds[kind] = KindResult(table, opposing, selected, support.get(kind, nothing), matched[kind], summary)
-    frame, values = _scored_events(surveys, scored, shape)
-    return Discovery(kinds, shape, model.name, asked, frame, values, set_aside, tuple(notes), {name: [t.id for t in part] for name, part in parts.items()})
+    return kinds, _halves(surveys, usable, effects_of, carried, shape, asked), notes, _scored_events(surveys, scored, shape)
 
 
-def table_mask(heads: HeadSet, shape: tuple[int, int]) -> np.ndarray:
-    return heads.to_mask(*shape).ravel()
+def _agreement(compared: dict[str, np.ndarray]) -> dict[str, float | None]:
+    """Spearman correlation of the effects of all heads under each other reference with those under the mean."""
+    from scipy.stats import spearmanr
+
+    return {name: plain(spearmanr(compared["mean"], values).statistic) if np.ptp(values) > 0 and np.ptp(compared["mean"]) > 0 else None
+            for name, values in compared.items() if name != "mean"}
 
 
-def _sets(rows, kind: Kind, surveys, scored, jobs, slope: np.ndarray) -> Sets:
-    """Matched sets under the vocabulary margin, the slope on the margin removed."""
-    members, transcript = [], []
-    for i, n in rows:
-        nulls = jobs[i].nulls.get((kind, n))
-        if nulls:
-            x = scored[i].measured
-            effects = np.stack([x.effects[n, 1], *(x.effects[j, 0] for j in nulls)]).reshape(1 + len(nulls), -1).astype(np.float64)
-            margins = np.array([x.margins[n, 1], *(x.margins[j, 0] for j in nulls)], np.float64)
-            members.append(effects - margins[:, None] * slope)
-            transcript.append(i)
-    return Sets(tuple(members), np.array(transcript, int))
-
-
-def _null_effect(rows, kind: Kind, scored, jobs) -> np.ndarray:
-    found = [scored[i].measured.effects[j, 0].ravel() for i, n in rows for j in jobs[i].nulls.get((kind, n), ())]
-    return np.mean(found, 0, dtype=np.float64) if found else np.zeros(scored[0].measured.effects[0, 0].size)
+def _halves(surveys, usable: dict[Kind, Sets], effects_of, carried, shape, asked: Options) -> list[tuple[frozenset[str], dict[Kind, HeadSet]]]:
+    """Calibrate on either half of the selection split, halved by group: ids, and the heads that would be selected."""
+    groups = sorted({s.reading.transcript.group or s.reading.transcript.id for s in surveys})
+    first = {groups[i] for i in np.random.default_rng(asked.seed).permutation(len(groups))[: len(groups) // 2]}
+    found = []
+    for side in (True, False):
+        mine = [i for i, s in enumerate(surveys) if ((s.reading.transcript.group or s.reading.transcript.id) in first) == side]
+        parts = {}
+        for kind, x in usable.items():
+            keep = [n for n, t in enumerate(x.transcript) if t in set(mine)]
+            if len({int(x.transcript[n]) for n in keep}) > 1:
+                parts[kind] = Sets(tuple(x.members[n] for n in keep), x.transcript[keep])
+        heads = {}
+        for kind, calibration in (calibrate(parts, draws=min(asked.draws, HALF_DRAWS), seed=asked.seed) if parts else {}).items():
+            here = np.isin(effects_of[kind][0], mine)
+            effect, least = effects_of[kind][1][here].mean(0), asked.delta * max(0.0, float(np.median(carried[kind][here])))
+            heads[kind] = HeadSet.from_mask(((calibration.q_value <= asked.alpha) & (effect >= least) & (effect > 0)).reshape(shape))
+        found.append((frozenset(surveys[i].reading.transcript.id for i in mine), heads))
+    return found
 
 
 def _no_calibration(heads: int) -> Calibration:
@@ -294,7 +262,7 @@ def _table(kind: Kind, shape, columns: dict[str, np.ndarray], found: Calibration
     frame = pd.DataFrame({
         "kind": kind, "layer": layers, "head": heads, "rank": 0, "effect": columns["effect"], "ci_low": columns["ci_low"],
         "ci_high": columns["ci_high"], "null_effect": columns["null_effect"], "statistic": found.statistic, "p_value": found.p_value,
-        "p_maxt": found.p_maxt, "q_value": found.q_value, "attribution": columns["attribution"], "dla": columns["dla"],
+        "p_maxt": found.p_maxt, "q_value": found.q_value, "attribution": columns["attribution"], "dla": columns["dla"], "resample": columns["resample"],
         "selected": (found.q_value <= alpha) & (sign * columns["effect"] >= least) & (sign * columns["effect"] > 0)}).iloc[order].reset_index(drop=True)
     frame["rank"] = np.arange(1, len(frame) + 1)
     return frame
@@ -318,6 +286,10 @@ def _warnings(asked: Options, shape, usable, matched, means: ReferenceMeans, sco
         yield f"{asked.draws} permutations resolve q-values coarsely; {max(9_999, 20 * heads)} are advised"
     if asked.caliper != 0.25:
         yield f"nulls are matched within {asked.caliper:g} standard deviations (default .25)"
+    if asked.random_sets < SOME:
+        yield f"sets are held against {asked.random_sets} random ones where there are more (default {SOME})"
+    if asked.held_out:
+        yield f"sets are judged on the first {asked.held_out} evaluation transcripts"
     if asked.minimum != 30:
         yield f"reference means may rest on as few as {asked.minimum} events (default 30)"
     for kind, sets in matched.items():

@@ -137,6 +137,7 @@ def find_events(transcript: Transcript, labels: LabelSpace, tokenizer, *, encode
     mentions = [m for m in mentions if m.label in labels]
     named = [m for m in every.mentions(text, transcript.reasoning_start, answer_at) if m.label in labels]
     given = {m.label for m in mentions}
+    listed = {} if any(s.name == "block" for s in transcript.spans) else _listed(text, every.mentions(text, 0, transcript.reasoning_start), labels)
     events: list[DecisionEvent] = []
     for number, mention in enumerate(mentions):
         alive = labels
@@ -151,7 +152,7 @@ def find_events(transcript: Transcript, labels: LabelSpace, tokenizer, *, encode
         near = _near_miss(walk, mention, named, given, alive)
         about = dict(transcript=transcript.id, label=mention.label, region=labels.region(mention.label),
                      start=mention.start, end=mention.end, copied=any(m.label == mention.label for m in named),
-                     spans=_readable(transcript, labels.region(mention.label), mention, near))
+                     spans=_readable(transcript, labels.region(mention.label), mention, near, listed))
         kept, reasons = _events_of(walk, mention, near, alive, closers, about)
         events += kept
         dropped += [Dropped(transcript.id, mention.label, mention.start, reason) for reason in reasons]
@@ -309,9 +310,23 @@ def _events_of(walk: _Walk, mention: Mention, near: Mention | None, labels: Labe
     return found, reasons
 
 
-def _readable(transcript: Transcript, region: str, mention: Mention, near: Mention | None) -> tuple[tuple[str, int, int], ...]:
+def _listed(text: str, mentions: Iterable[Mention], labels: LabelSpace) -> dict[str, list[tuple[int, int]]]:
+    """Region -> lines of the prompt that list its labels, for transcripts that name no blocks; lines that follow each other are one."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for m in mentions:
+        if m.label in labels:
+            stop = text.find("\n", m.end)
+            lines = found.setdefault(labels.region(m.label), [])
+            start, end = text.rfind("\n", 0, m.start) + 1, len(text) if stop < 0 else stop
+            if lines and start <= lines[-1][1] + 1:
+                start = lines.pop()[0]
+            lines.append((start, end))
+    return found
+
+
+def _readable(transcript: Transcript, region: str, mention: Mention, near: Mention | None, listed: dict[str, list[tuple[int, int]]]) -> tuple[tuple[str, int, int], ...]:
     """Named spans as this event sees them: its own region block and mention apart from the others."""
-    found = []
+    found = [("own block", start, end) for start, end in listed.get(region, ())]
     for span in transcript.spans:
         own = {"block": region, "mention": mention.label}.get(span.name)
         name = span.name if own is None else f"{'own' if span.of == own else 'other'} {span.name}"

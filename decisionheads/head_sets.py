@@ -142,7 +142,7 @@ class Selection:
     Attributes:
         heads: what was kept.
         recovery: joint recovery of the set, on the split it was selected on.
-        added: backups that the candidates needed to reach the target.
+        added: helpers that the candidates needed to reach the target.
         removed: `(head, recovery after it)`, in order.
         reached: whether the target was reached at all.
         seen: ids and groups of the transcripts it was selected on, which may not judge it.
@@ -167,8 +167,8 @@ def select(model: DecisionModel, cases: Sequence[Case], candidates: HeadSet, *, 
 
     All members are scored again at each step: a ranking is not monotone where heads back each other up,
     and going forward gets stuck where two are needed together. Candidates that fall short of the target
-    together are joined first by the heads that matter most once they are ablated. Without a candidate
-    nothing is selected.
+    together are joined first by helpers, as few as reach it: heads that add most to their joint recovery, or
+    that matter most once they are ablated. Without a candidate nothing is selected.
     """
     if not cases:
         raise InputError("there is no decision of this kind in the selection split; add transcripts")
@@ -176,11 +176,11 @@ def select(model: DecisionModel, cases: Sequence[Case], candidates: HeadSet, *, 
     heads, added, removed = candidates, [], []
     recovery = float(score([heads])[0])
     if recovery < target and len(candidates):
-        backups = _backups(model, cases, candidates, memory)
-        while recovery < target and backups:
-            now = backups[:max(1, len(added))]  # 1, 1, 2, 4, ...: what is too much goes again below
-            added, backups, heads = added + now, backups[len(now):], heads | HeadSet(now)
-            recovery = float(score([heads])[0])
+        helpers = _helpers(model, cases, candidates, recovery, memory)
+        scores = score([candidates | HeadSet(helpers[:n]) for n in range(1, len(helpers) + 1)]) if helpers else np.zeros(0)
+        enough = np.flatnonzero(scores >= target)
+        added = helpers[:int(enough[0]) + 1] if len(enough) else helpers
+        heads, recovery = candidates | HeadSet(added), float(scores[len(added) - 1]) if helpers else recovery
     while len(heads):
         members = list(heads)
         scores = score([heads - HeadSet([head]) for head in members])
@@ -197,9 +197,14 @@ def select(model: DecisionModel, cases: Sequence[Case], candidates: HeadSet, *, 
     return Selection(heads, recovery, tuple(added), tuple(removed), recovery >= target, frozenset(n for c in cases for n in (c.transcript, c.group)))
 
 
-def _backups(model: DecisionModel, cases: Sequence[Case], candidates: HeadSet, memory: int) -> list[Head]:
-    """Heads outside the candidates by what they are worth once those are ablated; the useless left out."""
+def _helpers(model: DecisionModel, cases: Sequence[Case], candidates: HeadSet, recovery: float, memory: int) -> list[Head]:
+    """Heads outside the candidates by what they add to joint recovery, or by what they are worth once the candidates are
+    ablated, whichever is more; the useless left out.
+
+    The second alone finds heads that stand in for the candidates, not those that the candidates read from.
+    """
     others = [head for head in model.hooked.heads if head not in candidates]
-    found = set_margins(model, cases, [candidates, *(candidates | HeadSet([h]) for h in others)], only=False, memory=memory)
-    worth = (found.without[:1] - found.without[1:]).mean(1)
+    found = set_margins(model, cases, [candidates, *(candidates | HeadSet([h]) for h in others)], memory=memory)
+    backed = (found.without[:1] - found.without[1:]).sum(1) / (found.m - found.m0).sum()
+    worth = np.maximum(backed, pooled_recovery(found)[1:] - recovery)
     return [others[i] for i in np.argsort(-worth, kind="stable") if worth[i] > 0]

@@ -59,6 +59,12 @@ def random_sets(heads: HeadSet, among: HeadSet, seed: int = 0, some: int = SOME)
     return [], "undefined: fewer than 20 sets can be drawn"
 
 
+def few_random_sets(heads: HeadSet, among: HeadSet, seed: int, count: int) -> list[HeadSet]:
+    """A few of them, where only their mean is wanted; none for the empty set."""
+    drawn = random_sets(heads, among, seed, FEWEST)[0] if len(heads) else []
+    return [drawn[i] for i in np.random.default_rng(seed).permutation(len(drawn))[:count]]
+
+
 @dataclass(frozen=True, eq=False)
 class Judged:
     """Necessity and sufficiency of a set on held-out transcripts.
@@ -208,7 +214,7 @@ def phase_matrix(model: DecisionModel, cases: Mapping[str, Sequence[Case]], sets
 
     rows = []
     for kind, here in cases.items():
-        drawn = {name: random_sets(heads, model.hooked.heads, seed, some)[0][:some] if len(heads) else [] for name, heads in sets.items()}
+        drawn = {name: few_random_sets(heads, model.hooked.heads, seed, some) for name, heads in sets.items()}
         found = set_margins(model, here, [s for name, heads in sets.items() for s in (heads, *drawn[name])], only=False, memory=memory)
         lost, carried, at = found.m - found.without, found.m - found.m0, 0
         for name, heads in sets.items():
@@ -221,7 +227,7 @@ def phase_matrix(model: DecisionModel, cases: Mapping[str, Sequence[Case]], sets
     return pd.DataFrame(rows)
 
 
-def robustness(model: DecisionModel, cases: Sequence[Case], heads: HeadSet, references: Mapping[str, Sequence[np.ndarray]], *, seed: int = 0, some: int = FEWEST,
+def robustness(model: DecisionModel, cases: Sequence[Case], heads: HeadSet, references: Mapping[str, Sequence[np.ndarray]], *, seed: int = 0, some: int = 5,
                memory: int = MEMORY) -> pd.DataFrame:
     """N and R of a set under other references than the mean, and with all positions from the answer on ablated.
 
@@ -231,7 +237,7 @@ def robustness(model: DecisionModel, cases: Sequence[Case], heads: HeadSet, refe
     """
     import pandas as pd
 
-    drawn = random_sets(heads, model.hooked.heads, seed, some)[0][:some] if len(heads) else []
+    drawn = few_random_sets(heads, model.hooked.heads, seed, some)
     ways = {"mean": list(cases), **{name: with_reference(cases, lambda i, values=values: values[i % len(values)]) for name, values in references.items()},
             "from the answer on": [replace(c, everywhere=True) for c in cases]}
     rows = []

@@ -5,8 +5,10 @@
     effects.safetensors    exact effects `[event, layer, head]`
     heads.csv              every head of every kind, ranked, no blanks
     opposing.csv           the same for heads that oppose the decision
-    sets.json              the selected heads of each kind, with a content hash
+    sets.json              the frozen set of each kind, their union and the families, each with a content hash
     summary.json           per kind: counts, held-out figures, controls
+    texts.csv              necessity and sufficiency of each set for each held-out transcript
+    phase_matrix.csv, references.csv, stability.csv, knock_in.csv, reads.csv, read_blocking.csv
     report.html            the report
     parts/                 the transcripts that are done
 """
@@ -26,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import InputError
-from .heads import HeadScores, HeadSet
+from .heads import HeadScores
+from .necessity import plain
 
 if TYPE_CHECKING:
     from .discovery import Discovery
@@ -143,13 +146,10 @@ class RunFolder:
         import pandas as pd
 
         write(self.path / "opposing.csv", pd.concat([r.opposing for r in found.kinds.values()]).to_csv(index=False, float_format="%.6g"))
-        sets = {kind: {"heads": [str(h) for h in r.selected], "digest": r.selected.digest} for kind, r in found.kinds.items()}
-        together = HeadSet(h for r in found.kinds.values() for h in r.selected)
-        sets["global"] = {"heads": [str(h) for h in together], "digest": together.digest}
-        write(self.path / "sets.json", json.dumps(sets, indent=1) + "\n")
-        summary = {"kinds": {kind: r.summary for kind, r in found.kinds.items()}, "global": {"set_size": len(together), "heads": found.shape[0] * found.shape[1]},
-                   "transcripts": {name: len(ids) for name, ids in found.splits.items()}, "set_aside": found.set_aside, "warnings": list(found.warnings)}
-        write(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
+        for name, frame in found.standing.tables().items():
+            write(self.path / f"{name}.csv", frame.to_csv(index=False, float_format="%.6g"))
+        write(self.path / "sets.json", json.dumps(sets_of(found), indent=1) + "\n")
+        write(self.path / "summary.json", json.dumps(summary_of(found), indent=1) + "\n")
         nulls = {kind: np.sort(r.calibration.null_max).astype(np.float32) for kind, r in found.kinds.items()}
         from safetensors.numpy import save
 
@@ -161,6 +161,24 @@ class RunFolder:
             write(self.path / "run.json", json.dumps({**manifest, "finished": False}, indent=1) + "\n")
             write(self.path / "report.html", report(self.path))
         write(self.path / "run.json", json.dumps(manifest, indent=1) + "\n")
+
+
+def sets_of(found: Discovery) -> dict:
+    """Every set of heads of a discovery, each with a content hash: by kind, together, and by family."""
+    standing = found.standing
+    frozen = lambda heads: {"heads": list(map(str, heads)), "digest": heads.digest}  # noqa: E731
+    sets = {kind: {**frozen(standing.selections[kind].heads), "selected": frozen(r.selected)} for kind, r in found.kinds.items()}
+    return {**sets, "global": frozen(standing.together), "families": {name: frozen(heads) for name, heads in standing.families.named.items()}}
+
+
+def summary_of(found: Discovery) -> dict:
+    """`summary.json`: per kind and for the global set; nothing in it depends on the machine."""
+    standing, heads = found.standing, found.shape[0] * found.shape[1]
+    phase = [{k: v if isinstance(v, str) else plain(v) for k, v in row.items()} for row in standing.phase.to_dict("records")]
+    return {"kinds": {kind: {**r.summary, "set_size": len(standing.selections[kind].heads)} for kind, r in found.kinds.items()},
+            "global": {**standing.summary("global"), "set_size": len(standing.together), "heads": heads}, "phase_matrix": phase,
+            "families": {**standing.families.summary(), "dissociation": standing.dissociations(), "sinks": sorted(standing.sinks.ids)},
+            "transcripts": {name: len(ids) for name, ids in found.splits.items()}, "set_aside": found.set_aside, "warnings": list(found.warnings)}
 
 
 def read_json(path: Path) -> dict:

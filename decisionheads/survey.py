@@ -16,6 +16,7 @@ from .events import KINDS, DecisionEvent, Dropped, Kind, find_events
 from .labels import LabelSpace
 from .margin import Margin
 from .model import DecisionModel, Reading
+from .necessity import SOME
 from .null_tokens import Sureness, null_positions, sureness
 from .prefixes import Prefixes
 from .transcripts import Encoded, Transcript, encode
@@ -36,7 +37,9 @@ class Options:
         caliper: how near null tokens must be, in standard deviations.
         minimum: fewest reference events of a kind.
         greedy: answers are the model's own greedy output, so a choice that is not its best is dropped.
-        random_sets: random sets of heads that the selected ones are held against.
+        target: joint recovery that a head set must reach on the selection split.
+        random_sets: random sets of heads that a set is held against.
+        held_out: most evaluation transcripts that sets are judged on; 0 for all of them.
         pseudo: a sanity run: random null tokens are called events, and nothing should be found.
     """
 
@@ -48,7 +51,9 @@ class Options:
     caliper: float = CALIPER
     minimum: int = MINIMUM
     greedy: bool = True
-    random_sets: int = 20
+    target: float = 0.8
+    random_sets: int = SOME
+    held_out: int = 0
     pseudo: bool = False
 
 
@@ -151,7 +156,7 @@ def reference(model: DecisionModel, surveys: Sequence[Survey], asked: Options, m
             raise InputError("the reference split has no null tokens: its texts hold nothing but labels; give transcripts with reasoning")
         null_means[kind] = _mean_z(model, surveys, [[int(s.nulls.positions[j]) for k, j in used if k == i] for i, s in enumerate(surveys)], memory)
         effects, margins = [], []
-        for i in bar(sorted({i for i, _ in used}), f"slopes of {kind} nulls"):
+        for i in bar(sorted({i for i, _ in used}), "slopes of nulls"):
             s, own = surveys[i], [j for k, j in used if k == i]
             effects.append(measure(model, s.reading.prefix, [null_probe(s, j, null_means[kind]) for j in own], memory).effects[:, 0])
             margins.append(s.nulls.margin[own])

@@ -61,7 +61,7 @@ def run_demo(name: str, out: Path, seed: int, memory: int, texts: int = DEMO_TEX
     if name not in ("llama", "gpt2"):
         raise InputError(f"there is no embedded model {name!r} for the demo: choose llama or gpt2")
     # nulls of these short texts are few: a wider caliper, and said so in the result
-    options = Options(seed=seed, caliper=0.5, minimum=30 if texts >= DEMO_TEXTS else max(3, texts // 8))
+    options = Options(seed=seed, caliper=0.5, minimum=30 if texts >= DEMO_TEXTS else max(3, texts // 8), random_sets=100, held_out=60)
     folder = tiny.path(name)
     inputs = {"model": _model_hash(str(folder)), "demo_texts": texts, "options": asdict(options), "with_text": True}
     RunFolder.check(out, inputs)

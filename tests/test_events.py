@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from decisionheads import LabelSpace, Transcript, find_closers, find_events
+from decisionheads import LabelSpace, Transcript, find_closers, find_events, tiny
 from decisionheads.events import Events
 
 from .bpe import bpe, token
@@ -193,3 +194,20 @@ def test_a_branch_lives_if_any_of_its_labels_does():
     space = LabelSpace(["C", "C+", "C+x", "C#"], {"C": "r", "C+": "r", "C+x": "r", "C#": "q"})
     events = find_events(Transcript("t", "a", "", " C, z"), space, tokenizer, closers=(vocabulary[","],))
     assert any(vocabulary["+"] in e.alternatives for e in events)
+
+
+def test_without_named_blocks_the_lines_of_the_list_are_the_block(space):
+    """A prompt that lists its labels line by line, and names no spans."""
+    drawn = tiny.draw(1, seed=3)[0]
+    named = tiny.transcript("t", drawn)
+    bare = replace(named, spans=tuple(s for s in named.spans if s.name != "block"))
+    tokenizer = tiny.clinic.clinic_tokenizer()
+    for with_blocks, without in zip(find_events(named, space, tokenizer), find_events(bare, space, tokenizer), strict=True):
+        own = [s for s in with_blocks.spans if s[0] == "own block"]
+        assert len(own) == 1 and own == [s for s in without.spans if s[0] == "own block"]
+
+
+def test_lines_of_one_region_that_stand_apart_are_spans_of_their_own():
+    t = Transcript("t", "codes\nI50 heart\nI10 pressure\nI50.9 heart, other\nI50.23 acute\n", "", "answer: I50.9\n")
+    e = next(iter(find_events(t, LabelSpace(["I50", "I50.9", "I50.23", "I10"]), bpe())))
+    assert [t.text[a:b] for name, a, b in e.spans if name == "own block"] == ["I50 heart", "I50.9 heart, other\nI50.23 acute"]

@@ -11,7 +11,7 @@ import pytest
 
 HOUSE = Path(__file__).parent.parent / "decisionheads"
 FLOORS = [
-    ["errors"],
+    ["errors", "_progress"],
     ["heads", "labels"],
     ["transcripts", "calibration"],
     ["events", "margin"],
@@ -28,7 +28,7 @@ FLOORS = [
     ["necessity", "spans"],
     ["phases", "read_blocking"],
     ["survey"],
-    ["held_out"],
+    ["scoring", "standing"],
     ["discovery"],
     ["tiny"],
     ["run_folder"],

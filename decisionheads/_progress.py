@@ -1,0 +1,36 @@
+"""One progress bar for a run of many stages: what is happening, and how long is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tqdm import tqdm
+
+WIDTH = 32  # characters of a stage's name, so that the bar stands still
+
+
+class Progress:
+    """Call it around the items of each stage; stages advance one bar by their expected share of the time.
+
+    Args:
+        shares: stage -> its share of the whole, in any unit. A stage that is not named counts nothing.
+        show: whether to draw anything.
+    """
+
+    def __init__(self, shares: Mapping[str, float], show: bool):
+        self.shares = dict(shares)
+        self.bar = tqdm(total=sum(shares.values()), disable=not show, bar_format="{desc} {percentage:3.0f}% |{bar}| {elapsed} so far, about {remaining} left")
+
+    def __call__(self, items: Iterable[Any], stage: str) -> Iterator[Any]:
+        items = list(items)
+        share = self.shares.pop(stage, 0.0)  # a stage that comes twice counts once
+        self.bar.set_description_str(f"{stage:{WIDTH}}")
+        for item in items:
+            yield item
+            self.bar.update(share / len(items))
+        if not items:
+            self.bar.update(share)
+
+    def close(self) -> None:
+        self.bar.close()

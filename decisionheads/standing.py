@@ -1,0 +1,172 @@
+"""Causal standing: what the calibrated heads of a run can be said to do, each claim beside its control.
+
+Head sets are selected on the selection split and judged on the evaluation split; what heads read is
+calibrated on the selection split; knock-in and read-blocking are measured on the evaluation split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .ablation import ReferenceMeans
+from .calibration import MatchedSets, p_value
+from .events import Kind
+from .head_sets import Case, Selection, cases_of, select
+from .heads import HeadSet
+from .knock_in import KnockedIn, knock_in
+from .labels import LabelSpace
+from .necessity import Judged, judge, phase_matrix, plain, robustness
+from .phases import BLOCK, NEAR, Families, families, matched_events, measure_reads
+from .read_blocking import Blocked, block_reads, dissociation
+from .spans import Sinks, find_sinks
+from .survey import Options, Survey
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from .model import DecisionModel
+
+Array = np.ndarray
+SELECTING = 40  # transcripts with a decision of a kind, evenly over the split, that its set is selected on
+COMPARED = 20  # held-out transcripts on which other references are tried
+OTHER = {BLOCK: NEAR, NEAR: BLOCK}
+FAMILY_SPAN = {"region": BLOCK, "near-miss": NEAR}
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """Everything that is said of the calibrated heads beyond their single effects.
+
+    Attributes:
+        selections: kind -> the set that carries it together, frozen.
+        together: their union, the global set.
+        judged: kind -> its set on held-out texts; "global" -> the union on the decisions of all kinds.
+        phase: each set ablated, each kind measured.
+        references: kind, reference -> N and R of the set.
+        stability: kind -> sets of the two halves of the selection split, their Jaccard index and chance's.
+        knocked: kind -> knock-in with its controls.
+        families: heads by what they read.
+        blocked: `(family, result)`: what a family loses when it cannot read, at each kind of event.
+        sinks: keys that were left out of what is read.
+    """
+
+    selections: Mapping[Kind, Selection]
+    together: HeadSet
+    judged: Mapping[str, Judged]
+    phase: pd.DataFrame
+    references: pd.DataFrame
+    stability: pd.DataFrame
+    knocked: Mapping[Kind, KnockedIn]
+    families: Families
+    blocked: Sequence[tuple[str, Blocked]]
+    sinks: Sinks
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Name -> table, as they are written to a run folder."""
+        import pandas as pd
+
+        join = lambda parts: pd.concat(parts, ignore_index=True) if (parts := list(parts)) else pd.DataFrame()  # noqa: E731
+        return {"texts": join(j.to_frame().assign(set=name) for name, j in self.judged.items()), "phase_matrix": self.phase, "references": self.references,
+                "stability": self.stability, "knock_in": join(k.to_frame().assign(kind=kind) for kind, k in self.knocked.items()),
+                "reads": self.families.to_frame(), "read_blocking": join(b.to_frame().assign(family=name) for name, b in self.blocked)}
+
+    def summary(self, kind: str) -> dict:
+        """What summary.json says of a kind, or of "global"."""
+        found = dict(self.judged[kind].summary()) if kind in self.judged else {}
+        if kind in self.selections:
+            s = self.selections[kind]
+            halves = self.stability[self.stability["kind"] == kind]
+            found["selection"] = {"recovery": plain(s.recovery), "reached": s.reached, "backups": list(map(str, s.added)),
+                                  "split_half": {name: plain(halves[name].iloc[0]) for name in ("jaccard", "chance", "p")} if len(halves) else None}
+            found["knock_in"] = self.knocked[kind].summary() if kind in self.knocked else None
+            found["read_blocking"] = {f"{name}: {b.span}": {"defined": b.defined, "events": len(b.whole), "heads": len(b.heads),
+                                                            **{way: dict(zip(("n", "removed", "low", "high"), map(plain, b.removed(way)), strict=True)) for way in b.lost}}
+                                      for name, b in self.blocked if b.kind == kind}
+        return found
+
+    def dissociations(self) -> list[dict]:
+        """For each family and kind: removed by its own span less removed by the other family's."""
+        rows = []
+        for name, b in self.blocked:
+            if b.span == FAMILY_SPAN[name]:
+                n, difference, low, high = dissociation(b)
+                rows.append({"family": name, "kind": b.kind, "own_span": b.span, "events": n, "difference": plain(difference), "low": plain(low), "high": plain(high)})
+        return rows
+
+
+def stand(model: DecisionModel, splits: tuple[Sequence[Survey], Sequence[Survey], Sequence[Survey]], calibrated: Mapping[Kind, HeadSet], matched: Mapping[Kind, MatchedSets],
+          means: ReferenceMeans, labels: LabelSpace, template: frozenset[int], asked: Options,
+          references: Mapping[Kind, Mapping[str, Sequence[Array]]], halves: Sequence[tuple[frozenset[str], Mapping[Kind, HeadSet]]], memory: int, bar) -> Standing:
+    """Select, judge, knock in, sort into families and block.
+
+    Args:
+        splits: surveys of the reference, selection and evaluation split.
+        calibrated: kind -> heads that were selected one by one.
+        matched: the null tokens of the selection split.
+        references: see `scoring.reference_values`.
+        halves: ids of half the selection split, and the heads of each kind calibrated on it alone; twice.
+        bar: `(items, words) -> items`, for progress.
+    """
+    reference, selection, evaluation = ([s.reading for s in split] for split in splits)
+    evaluation = evaluation[:asked.held_out] if asked.held_out else evaluation
+    kinds = list(calibrated)
+    own = {kind: of_some_texts(cases_of(selection, kind, means), SELECTING) for kind in kinds}
+    held = {kind: cases for kind in kinds if (cases := cases_of(evaluation, kind, means))}
+    selections = {kind: select(model, own[kind], calibrated[kind], target=asked.target, memory=memory) for kind in bar(kinds, "selecting sets")}
+    stability = _stability(model, own, halves, asked, memory, bar)
+    together = HeadSet(h for s in selections.values() for h in s.heads)
+    sets = {**{kind: s.heads for kind, s in selections.items()}, "global": together}
+    judged: dict[str, Judged] = {}
+    for name in bar([*held, "global"] if held else [], "judging sets on held-out texts"):
+        cases = [c for kind in held for c in held[kind]] if name == "global" else held[name]
+        chosen = Selection(together, 1.0, (), (), True, frozenset().union(*(s.seen for s in selections.values()))) if name == "global" else selections[name]
+        judged[name] = judge(model, cases, chosen, seed=asked.seed, some=asked.random_sets, memory=memory)
+    phase = phase_matrix(model, held, sets, seed=asked.seed, memory=memory)
+    knocked = {kind: knock_in(model, evaluation, sets[kind], kind, seed=asked.seed, memory=memory) for kind in bar(list(held), "knocking in")}
+    robust = [robustness(model, of_some_texts(held[kind], COMPARED), sets[kind], references[kind], seed=asked.seed, memory=memory).assign(kind=kind) for kind in bar(list(held), "sets under other references")]
+    sinks = find_sinks(model, [(s.reading.prefix, s.nulls.positions[:: max(1, len(s.nulls.positions) // 8)].tolist()) for s in splits[0] if len(s.nulls.positions)], template, memory=memory)
+    reads = measure_reads(model, list(bar(matched_events(splits[1], matched), "measuring reads")), sinks, draws=asked.draws, seed=asked.seed, memory=memory)
+    pool = {kind: calibrated[kind] | selections[kind].heads for kind in kinds}
+    sorted_heads = families(reads, pool, (model.n_layers, model.n_heads), asked.alpha)
+    blocked = []
+    for name, kind in bar([(name, kind) for name in FAMILY_SPAN for kind in held], "blocking reads"):
+        heads = sorted_heads.named[name]
+        if len(heads):
+            span = FAMILY_SPAN[name]
+            blocked.append((name, block_reads(model, evaluation, heads, kind, span, means, sinks, other_span=OTHER[span], labels=labels, reference=reference, seed=asked.seed, memory=memory)))
+    import pandas as pd
+
+    return Standing(selections, together, judged, phase, pd.concat(robust, ignore_index=True) if robust else pd.DataFrame(), stability, knocked, sorted_heads, blocked, sinks)
+
+
+def _stability(model: DecisionModel, cases: Mapping[Kind, Sequence[Case]], halves: Sequence[tuple[frozenset[str], Mapping[Kind, HeadSet]]], asked: Options,
+               memory: int, bar) -> pd.DataFrame:
+    """Calibrate and select on either half of the selection split: how alike are the sets?"""
+    import pandas as pd
+
+    rng, total, rows = np.random.default_rng(asked.seed), len(model.hooked.heads), []
+    for kind in bar(list(cases), "selecting on halves"):
+        parts = [[c for c in cases[kind] if c.transcript in ids] for ids, _ in halves]
+        if len(parts) < 2 or not all(parts):
+            continue
+        one, other = (select(model, part, found.get(kind, HeadSet()), target=asked.target, memory=memory).heads for part, (_, found) in zip(parts, halves, strict=True))
+        drawn = np.array([jaccard(*({*rng.choice(total, len(s), replace=False)} for s in (one, other))) for _ in range(999)])
+        alike = jaccard({*one}, {*other})
+        rows.append({"kind": kind, "one": " ".join(map(str, one)), "other": " ".join(map(str, other)), "jaccard": alike, "chance": float(drawn.mean()), "p": p_value(alike, drawn)})
+    return pd.DataFrame(rows, columns=["kind", "one", "other", "jaccard", "chance", "p"])
+
+
+def of_some_texts(cases: Sequence[Case], most: int) -> list[Case]:
+    """All decisions of at most so many transcripts, evenly: few long packs are faster than many short ones."""
+    names = list(dict.fromkeys(c.transcript for c in cases))
+    kept = {names[i] for i in np.linspace(0, len(names) - 1, min(most, len(names))).round().astype(int)} if names else set()
+    return [c for c in cases if c.transcript in kept]
+
+
+def jaccard(one: set, other: set) -> float:
+    """Shared of all; 0 where both are empty, for nothing was found twice."""
+    return len(one & other) / len(one | other) if one | other else 0.0
