@@ -86,6 +86,23 @@ def report(folder: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     typer.echo(str(rebuild_report(folder)))
 
 
+@app.command(name="compare")
+def compare_runs(
+    one: Annotated[Path, typer.Argument(help="run folder")],
+    other: Annotated[Path, typer.Argument(help="another run folder")],
+    figure: Annotated[Path | None, typer.Option(help="write a figure of both to this HTML file")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """Put two finished runs side by side."""
+    from .comparison import compare
+    from .workflow import write_figure
+
+    found = compare(one, other)
+    if figure is not None:
+        write_figure(found, figure)
+    typer.echo(found.to_frame().to_json(orient="records") if as_json else str(found))
+
+
 @app.command()
 def verify(
     model: Annotated[str, typer.Option(help="model folder, .gguf file or hub name")],

@@ -50,7 +50,7 @@ class KindResult:
         selected: heads with `q <= alpha` and an effect of at least `delta` of the median `m - m0`.
         calibration: statistics and null distribution.
         matched: the matched sets.
-        summary: counts and held-out figures, as in `summary.json`.
+        summary: held-out figures, as in `summary.json`; `selection` holds those of the selection split.
     """
 
     table: pd.DataFrame
@@ -171,7 +171,7 @@ def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: La
                      references, halves, memory, bar)
     bar.close()
     for kind, result in kinds.items():
-        result.summary.update(standing.summary(kind))
+        result.summary.update(standing.summary(kind), selection={**result.summary, **standing.selected_how(kind)})
     return Discovery(kinds, (model.n_layers, model.n_heads), model.name, asked, *tables, set_aside, tuple(notes), {name: [t.id for t in part] for name, part in parts.items()}, standing)
 
 
@@ -215,7 +215,7 @@ def _conclude(model, surveys, scored, jobs, matched, means, slope, asked, closer
             "calibrated_events": len(matched[kind].kept), "left_out": matched[kind].left_out,
             "balance": dict(zip(("margin", "log_entropy", "position"), map(plain, matched[kind].balance), strict=True)),
             "noise_floor": plain(np.sqrt(pick(lambda s, n: s.noise[n] ** 2).mean())), "unbalanced": matched[kind].unbalanced, "m": plain(m.mean()), "m0": plain(m0.mean()),
-            "attention_share": plain((m - m0).sum() / m.sum()), "selected": list(map(str, selected)), "heads": shape[0] * shape[1],
+            "attention_share": plain((m - m0).sum() / m.sum()), "selected": list(map(str, selected)),
             "competitor_specificity": plain(effects[:, 2].mean(0)[chosen].sum() / effects[:, 0].mean(0)[chosen].sum()) if len(selected) else None,
             "reference_agreement": _agreement(compared[kind]), "opposing": [str(Head(r.layer, r.head)) for r in opposing[opposing.selected].itertuples()]}
         kinds[kind] = KindResult(table, opposing, selected, support.get(kind, nothing), matched[kind], summary)

@@ -79,6 +79,7 @@ class Judged:
         kept, kept_alone, chance: whether the choice is kept without the set, and with it alone; 1 / alternatives.
         margins: `m`, `m0`, and with the set ablated, and alone: means over cases, in logits.
         random: `[2, set]` pooled N and R of the random sets.
+        random_kept: share of choices kept without a random set; NaN where none are drawn.
         drawn: how the random sets were drawn.
         undefined: transcripts whose ratios are undefined.
     """
@@ -99,6 +100,7 @@ class Judged:
     chance: Float[Array, " case"]
     margins: tuple[float, float, float, float]
     random: Float[Array, "2 set"]
+    random_kept: float
     drawn: str
     undefined: int
 
@@ -150,10 +152,10 @@ class Judged:
         low, high = self.kappa_interval()
         at = lambda row, level: plain(np.quantile(self.random[row], level)) if self.random.size else None  # noqa: E731
         ratio = lambda row, a, b: {"pooled": plain(self.pooled[row]), "low": plain(a), "high": plain(b), "random": at(row, 0.5), "random_95": at(row, 0.95)}  # noqa: E731
-        return {"heads": list(map(str, self.heads)), "digest": self.heads.digest, "transcripts": len(self.transcripts), "events": len(self.carried),
+        return {"set": list(map(str, self.heads)), "digest": self.heads.digest, "transcripts": len(self.transcripts), "events": len(self.carried),
                 "undefined": self.undefined, "necessary": share("necessary"), "sufficient": share("sufficient"), "necessity": ratio(0, n_low, n_high),
                 "recovery": ratio(1, r_low, r_high), "m": plain(self.margins[0]), "m0": plain(self.margins[1]), "m_without": plain(self.margins[2]),
-                "m_alone": plain(self.margins[3]), "kept": plain(self.kept.mean()), "kept_alone": plain(self.kept_alone.mean()), "chance": plain(self.chance.mean()),
+                "m_alone": plain(self.margins[3]), "attention_share": plain((self.margins[0] - self.margins[1]) / self.margins[0]) if self.margins[0] else None, "kept": plain(self.kept.mean()), "kept_alone": plain(self.kept_alone.mean()), "kept_without_random": plain(self.random_kept), "chance": plain(self.chance.mean()),
                 "kappa": {"value": plain(self.kappa), "low": plain(low), "high": plain(high)}, "random_sets": self.drawn}
 
     def to_frame(self) -> pd.DataFrame:
@@ -196,7 +198,8 @@ def judge(model: DecisionModel, cases: Sequence[Case], chosen: HeadSet | Selecti
     random = np.stack([x[1:, inside].sum(1) / whole if whole else np.full(len(drawn), np.nan) for x in (lost, alone)])
     return Judged(heads, names, tuple(group[n] for n in names), necessity[0], sufficiency[0], p(necessity), p(sufficiency), tuple(c.group for c in cases),
                   carried * inside, lost[0] * inside, alone[0] * inside, found.kept_without[0], found.kept_only[0], np.array([1 / len(c.alternatives) for c in cases]),
-                  tuple(float(x.mean()) for x in (found.m, found.m0, found.without[0], found.only[0])), random, how, int((~defined).sum()))
+                  tuple(float(x.mean()) for x in (found.m, found.m0, found.without[0], found.only[0])), random,
+                  float(found.kept_without[1:].mean()) if len(drawn) else float("nan"), how, int((~defined).sum()))
 
 
 # -- other looks at the same sets -----------------------------------------------------------------------

@@ -18,7 +18,7 @@ SCALE = [[0.0, "#8c510a"], [0.25, "#d8b365"], [0.5, "#f2f2f2"], [0.75, "#5ab4ac"
 FOR, AGAINST, MUTED, LINE = "#01857b", "#a6611a", "#b0b0b0", "#888888"
 
 
-def _layout(figure: Figure, title: str, x: str, y: str, height: int = 420) -> Figure:
+def layout(figure: Figure, title: str, x: str, y: str, height: int = 420) -> Figure:
     figure.update_layout(
         title={"text": title, "x": 0, "xanchor": "left", "font": {"size": 16}}, height=height, margin={"l": 70, "r": 30, "t": 70, "b": 60},
         paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"color": "#777777", "size": 13}, showlegend=False)
@@ -27,12 +27,12 @@ def _layout(figure: Figure, title: str, x: str, y: str, height: int = 420) -> Fi
     return figure
 
 
-def _names(table: pd.DataFrame) -> pd.Series:
+def names_of(table: pd.DataFrame) -> pd.Series:
     return "L" + table["layer"].astype(str) + "H" + table["head"].astype(str)
 
 
 def _found(table: pd.DataFrame) -> str:
-    heads = list(_names(table[table.selected]))
+    heads = list(names_of(table[table.selected]))
     if not heads:
         return "no head is selected"
     return f"{', '.join(heads[:4])}{f' and {len(heads) - 4} more' if len(heads) > 4 else ''} {'support' if len(heads) > 1 else 'supports'} the choice"
@@ -67,7 +67,7 @@ def effect_map(table: pd.DataFrame) -> Figure:
             figure.add_annotation(x=int(j), y=int(i), text=f"{effect[i, j]:+.1f}", showarrow=False, font={"color": "white" if dark else "#222222", "size": 12})
     figure.update_xaxes(dtick=1 if heads <= 16 else 4, showgrid=False, zeroline=False, range=[-0.5, heads - 0.5])
     figure.update_yaxes(dtick=1 if layers <= 16 else 4, showgrid=False, zeroline=False, range=[-0.5, layers - 0.5])
-    return _layout(figure, f"{kind.capitalize()}: {_found(table)}", "head", "layer", 180 + 34 * min(layers, 24))
+    return layout(figure, f"{kind.capitalize()}: {_found(table)}", "head", "layer", 180 + 34 * min(layers, 24))
 
 
 def ranked_heads(table: pd.DataFrame, most: int = 12) -> Figure:
@@ -77,13 +77,13 @@ def ranked_heads(table: pd.DataFrame, most: int = 12) -> Figure:
     top = table.head(most).iloc[::-1]
     colour = [FOR if chosen else MUTED for chosen in top["selected"]]
     figure = go.Figure()
-    figure.add_scatter(x=top["null_effect"], y=_names(top), mode="markers", marker={"symbol": "line-ns-open", "size": 14, "color": AGAINST},
+    figure.add_scatter(x=top["null_effect"], y=names_of(top), mode="markers", marker={"symbol": "line-ns-open", "size": 14, "color": AGAINST},
                        hovertemplate="%{y} at null tokens %{x:+.3f} logits<extra></extra>")
-    figure.add_scatter(x=top["effect"], y=_names(top), mode="markers", marker={"size": 10, "color": colour},
+    figure.add_scatter(x=top["effect"], y=names_of(top), mode="markers", marker={"size": 10, "color": colour},
                        error_x={"type": "data", "symmetric": False, "array": top["ci_high"] - top["effect"], "arrayminus": top["effect"] - top["ci_low"], "color": LINE},
                        hovertemplate="%{y} %{x:+.3f} logits<extra></extra>")
     n, kind = int(table["selected"].sum()), table["kind"].iloc[0]
-    return _layout(figure, f"{kind.capitalize()}: {n} of {len(table)} heads stand out from matched null tokens (bars)",
+    return layout(figure, f"{kind.capitalize()}: {n} of {len(table)} heads stand out from matched null tokens (bars)",
                    "exact effect on the margin, logits (95% interval over transcripts)", "", 140 + 26 * len(top))
 
 
@@ -96,11 +96,11 @@ def attribution_against_exact(table: pd.DataFrame) -> Figure:
     agreement = {}
     for column, name, symbol, colour in (("attribution", "attribution", "circle", FOR), ("dla", "direct", "diamond-open", AGAINST)):
         agreement[name] = spearmanr(table["effect"], table[column]).statistic
-        figure.add_scatter(x=table["effect"], y=table[column], mode="markers", name=name, text=_names(table), marker={"symbol": symbol, "size": 9, "color": colour},
+        figure.add_scatter(x=table["effect"], y=table[column], mode="markers", name=name, text=names_of(table), marker={"symbol": symbol, "size": 9, "color": colour},
                            hovertemplate="%{text}<br>exact %{x:+.3f}<br>" + name + " %{y:+.3f}<extra></extra>")
     low, high = float(table["effect"].min()), float(table["effect"].max())
     figure.add_scatter(x=[low, high], y=[low, high], mode="lines", line={"color": LINE, "dash": "dot", "width": 1}, hoverinfo="skip", showlegend=False)
-    _layout(figure, f"{table['kind'].iloc[0].capitalize()}: attribution ranks heads with Spearman {agreement['attribution']:.2f} of the exact effect, the direct path {agreement['direct']:.2f}",
+    layout(figure, f"{table['kind'].iloc[0].capitalize()}: attribution ranks heads with Spearman {agreement['attribution']:.2f} of the exact effect, the direct path {agreement['direct']:.2f}",
             "exact effect, logits", "attribution, logits")
     return figure.update_layout(showlegend=True, legend={"orientation": "h", "y": -0.25})
 
@@ -115,8 +115,58 @@ def null_distribution(table: pd.DataFrame, null_max: np.ndarray) -> Figure:
     figure.add_vline(x=threshold, line={"color": LINE, "dash": "dot"}, annotation={"text": "5% of permutations reach this", "font": {"size": 11}})
     counts, _ = np.histogram(null_max, bins=60)
     chosen = table[table["selected"]]
-    for i, (name, value) in enumerate(zip(_names(chosen.head(12)), chosen["statistic"].head(12), strict=True)):
+    for i, (name, value) in enumerate(zip(names_of(chosen.head(12)), chosen["statistic"].head(12), strict=True)):
         figure.add_annotation(x=float(value), y=0, ax=0, ay=-30 - 22 * (i % 5), text=name, showarrow=True, arrowcolor=FOR, font={"color": FOR})
     beyond = int((chosen["statistic"] > threshold).sum())
-    return _layout(figure, f"{table['kind'].iloc[0].capitalize()}: {beyond} of {len(chosen)} selected heads also pass the family-wise threshold",
+    return layout(figure, f"{table['kind'].iloc[0].capitalize()}: {beyond} of {len(chosen)} selected heads also pass the family-wise threshold",
                    "largest statistic among all heads and kinds, labels permuted", "permutations")
+
+
+def knock_in_controls(frame: pd.DataFrame, kind: str) -> Figure:
+    """Mean shift of every knock-in control with its 95% interval, and how many recipients it flips.
+
+    Args:
+        frame: rows of `KnockedIn.to_frame()`; a control without recipients is listed and greyed.
+        kind: kind of events, for the title.
+    """
+    import plotly.graph_objects as go
+
+    looks = {"true": (FOR, "circle"), "positive": (FOR, "circle-open"), "negative": (AGAINST, "diamond"), "identity": (LINE, "x-thin")}
+    found = frame[frame["n"] > 0].set_index("control")
+    figure = go.Figure()
+    for role, rows in found.groupby("role", sort=False):
+        colour, symbol = looks[role]
+        error = {"type": "data", "symmetric": False, "array": rows["high"] - rows["shift"], "arrayminus": rows["shift"] - rows["low"], "color": LINE}
+        hover = [f"{r.Index}: {r.shift:+.2f} logits" + (f"<br>95% [{r.low:+.2f}, {r.high:+.2f}]" if np.isfinite(r.low) else "") for r in rows.itertuples()]
+        figure.add_scatter(x=rows["shift"], y=list(rows.index), mode="markers", name=role, error_x=error, text=hover, hovertemplate="%{text}<extra></extra>",
+                           marker={"symbol": symbol, "size": 10, "color": colour, "line": {"width": 2, "color": colour}})
+    columns = {"recipients": 68, "flipped": 122, "p": 185}  # pixels to the right of the plot
+
+    def beside(name: str, y: str | float, text: str, **look) -> None:
+        figure.add_annotation(x=1, xref="paper", xshift=columns[name], xanchor="right", y=y, text=text, showarrow=False, font={"size": 12, **look.pop("font", {})}, **look)
+
+    for name in columns:
+        beside(name, 1.0, name, yref="paper", yanchor="bottom")
+    for r in frame.itertuples():
+        if not r.n:
+            beside("recipients", r.control, "n/a", font={"color": MUTED})
+            continue
+        for name, text in (("recipients", str(r.n)), ("flipped", f"{r.flipped:.0%}"), ("p", f"{r.p:.2g}")):
+            if text != "nan":
+                beside(name, r.control, text)
+    names = list(frame["control"])
+    figure.update_yaxes(type="category", categoryorder="array", categoryarray=names[::-1], range=[-0.6, len(names) - 0.4], tickvals=names,
+                        ticktext=[name if n else f"<span style='color:{MUTED}'>{name}</span>" for name, n in zip(names, frame["n"], strict=True)])
+    layout(figure, f"{kind.capitalize()}: {_verdict(found)}", "shift towards the donor's choice, logits (95% interval over transcripts)", "", 150 + 32 * len(names))
+    return figure.update_layout(margin={"l": 190, "r": 210, "t": 90})
+
+
+def _verdict(found: pd.DataFrame) -> str:
+    """What the knock-in controls of a kind say together."""
+    if "true" not in found.index:
+        return "no decision has a donor"
+    start = f"a donor's heads move the choice by {found.loc['true', 'shift']:+.1f} logits"
+    tested = found.loc[(found["role"] == "negative") & np.isfinite(found["p"]), "p"]
+    if tested.empty:
+        return f"{start}; too few transcripts to test it"
+    return f"{start}, " + (f"more than every negative control ({len(tested)} tested)" if tested.max() <= 0.05 else f"not clearly more than '{tested.idxmax()}'")

@@ -175,7 +175,7 @@ def summary_of(found: Discovery) -> dict:
     """`summary.json`: per kind and for the global set; nothing in it depends on the machine."""
     standing, heads = found.standing, found.shape[0] * found.shape[1]
     phase = [{k: v if isinstance(v, str) else plain(v) for k, v in row.items()} for row in standing.phase.to_dict("records")]
-    return {"kinds": {kind: {**r.summary, "set_size": len(standing.selections[kind].heads)} for kind, r in found.kinds.items()},
+    return {"kinds": {kind: {**r.summary, "heads": heads} for kind, r in found.kinds.items()},
             "global": {**standing.summary("global"), "set_size": len(standing.together), "heads": heads}, "phase_matrix": phase,
             "families": {**standing.families.summary(), "dissociation": standing.dissociations(), "sinks": sorted(standing.sinks.ids)},
             "transcripts": {name: len(ids) for name, ids in found.splits.items()}, "set_aside": found.set_aside, "warnings": list(found.warnings)}

@@ -6,6 +6,7 @@ calibrated on the selection split; knock-in and read-blocking are measured on th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ SELECTING = 40  # transcripts with a decision of a kind, evenly over the split, 
 COMPARED = 20  # held-out transcripts on which other references are tried
 OTHER = {BLOCK: NEAR, NEAR: BLOCK}
 FAMILY_SPAN = {"region": BLOCK, "near-miss": NEAR}
+FAMILY_KINDS: dict[str, tuple[Kind, ...]] = {"region": ("region", "label"), "near-miss": ("departure",)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +52,9 @@ class Standing:
         stability: kind -> sets of the two halves of the selection split, their Jaccard index and chance's.
         knocked: kind -> knock-in with its controls.
         families: heads by what they read.
-        blocked: `(family, result)`: what a family loses when it cannot read, at each kind of event.
+        blocked: `(family, result)`: what a family loses when it cannot read, at the kinds of event it serves.
         sinks: keys that were left out of what is read.
+        dropped: kind -> reason -> decisions of the evaluation split that could not be events.
     """
 
     selections: Mapping[Kind, Selection]
@@ -64,6 +67,7 @@ class Standing:
     families: Families
     blocked: Sequence[tuple[str, Blocked]]
     sinks: Sinks
+    dropped: Mapping[Kind, Mapping[str, int]]
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Name -> table, as they are written to a run folder."""
@@ -75,26 +79,27 @@ class Standing:
                 "reads": self.families.to_frame(), "read_blocking": join(b.to_frame().assign(family=name) for name, b in self.blocked)}
 
     def summary(self, kind: str) -> dict:
-        """What summary.json says of a kind, or of "global"."""
-        found = dict(self.judged[kind].summary()) if kind in self.judged else {}
+        """What summary.json says of a kind, or of "global": figures of the evaluation split."""
+        found = {"transcripts": 0, "events": 0, **(self.judged[kind].summary() if kind in self.judged else {})}
         if kind in self.selections:
-            s = self.selections[kind]
-            halves = self.stability[self.stability["kind"] == kind]
-            found["selection"] = {"recovery": plain(s.recovery), "reached": s.reached, "backups": list(map(str, s.added)),
-                                  "split_half": {name: plain(halves[name].iloc[0]) for name in ("jaccard", "chance", "p")} if len(halves) else None}
-            found["knock_in"] = self.knocked[kind].summary() if kind in self.knocked else None
-            found["read_blocking"] = {f"{name}: {b.span}": {"defined": b.defined, "events": len(b.whole), "heads": len(b.heads),
-                                                            **{way: dict(zip(("n", "removed", "low", "high"), map(plain, b.removed(way)), strict=True)) for way in b.lost}}
+            found |= {"set_size": len(self.selections[kind].heads), "dropped": dict(self.dropped.get(kind, {})), "knock_in": self.knocked[kind].summary() if kind in self.knocked else None}
+            found["read_blocking"] = {f"{name} family, {b.span}": {"defined": b.defined, "events": len(b.whole), "heads": len(b.heads),
+                                                                   **{way: dict(zip(("n", "removed", "low", "high"), map(plain, b.removed(way)), strict=True)) for way in b.lost}}
                                       for name, b in self.blocked if b.kind == kind}
         return found
+
+    def selected_how(self, kind: str) -> dict:
+        """How the set of a kind was selected: joint recovery on the selection split, helpers, stability."""
+        s, halves = self.selections[kind], self.stability[self.stability["kind"] == kind]
+        return {"recovery": plain(s.recovery), "reached": s.reached, "helpers": list(map(str, s.added)),
+                "split_half": {name: plain(halves[name].iloc[0]) for name in ("jaccard", "chance", "p")} if len(halves) else None}
 
     def dissociations(self) -> list[dict]:
         """For each family and kind: removed by its own span less removed by the other family's."""
         rows = []
         for name, b in self.blocked:
-            if b.span == FAMILY_SPAN[name]:
-                n, difference, low, high = dissociation(b)
-                rows.append({"family": name, "kind": b.kind, "own_span": b.span, "events": n, "difference": plain(difference), "low": plain(low), "high": plain(high)})
+            n, difference, low, high = dissociation(b)
+            rows.append({"family": name, "kind": b.kind, "own_span": b.span, "events": n, "difference": plain(difference), "low": plain(low), "high": plain(high)})
         return rows
 
 
@@ -133,14 +138,15 @@ def stand(model: DecisionModel, splits: tuple[Sequence[Survey], Sequence[Survey]
     pool = {kind: calibrated[kind] | selections[kind].heads for kind in kinds}
     sorted_heads = families(reads, pool, (model.n_layers, model.n_heads), asked.alpha)
     blocked = []
-    for name, kind in bar([(name, kind) for name in FAMILY_SPAN for kind in held], "blocking reads"):
+    for name, kind in bar([(name, kind) for name, own in FAMILY_KINDS.items() for kind in own if kind in held], "blocking reads"):
         heads = sorted_heads.named[name]
         if len(heads):
             span = FAMILY_SPAN[name]
             blocked.append((name, block_reads(model, evaluation, heads, kind, span, means, sinks, other_span=OTHER[span], labels=labels, reference=reference, seed=asked.seed, memory=memory)))
     import pandas as pd
 
-    return Standing(selections, together, judged, phase, pd.concat(robust, ignore_index=True) if robust else pd.DataFrame(), stability, knocked, sorted_heads, blocked, sinks)
+    dropped = {kind: dict(sorted(Counter(d.reason for s in splits[2] for d in s.dropped if d.kind in ("", kind)).items())) for kind in kinds}
+    return Standing(selections, together, judged, phase, pd.concat(robust, ignore_index=True) if robust else pd.DataFrame(), stability, knocked, sorted_heads, blocked, sinks, dropped)
 
 
 def _stability(model: DecisionModel, cases: Mapping[Kind, Sequence[Case]], halves: Sequence[tuple[frozenset[str], Mapping[Kind, HeadSet]]], asked: Options,

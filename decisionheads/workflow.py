@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from . import tiny
+from .comparison import Comparison
 from .discovery import Discovery, discover
 from .errors import InputError
 from .events import Kind
@@ -21,6 +22,7 @@ from .report import build_report
 from .run_folder import RunFolder, digest, hash_files, open_run, write
 from .survey import Options
 from .transcripts import Transcript, encode, load_transcripts, save_transcripts
+from .words import blocking_lines, closing_lines, judged_lines, knock_in_line
 
 DEMO_TEXTS = 400
 
@@ -116,16 +118,18 @@ def show(folder: Path, most: int = 5) -> str:
     lines = [f"{Path(str(manifest['model'])).name}: {manifest['layers']} layers x {manifest['heads']} heads; {sum(sizes.values())} transcripts "
              f"({sizes['reference']} reference, {sizes['selection']} selection, {sizes['evaluation']} evaluation)"]
     for kind, found in summary["kinds"].items():
-        lines += ["", f"{kind}: {found['events']} events, margin {found['m']:.2f} logits ({found['m0']:.2f} with every head ablated); {found['set_size']} of {found['heads']} heads selected",
+        seen = found["selection"]
+        lines += ["", f"{kind}: {seen['events']} events, margin {seen['m']:.2f} logits ({seen['m0']:.2f} with every head ablated); {len(seen['selected'])} of {found['heads']} heads selected",
                   "  head     effect  [95% interval]    % of m       q  max-T p"]
         table = heads[heads["kind"] == kind]
         for r in table[(table["rank"] <= most) | table["selected"]].head(2 * most).itertuples():
             interval = f"[{r.ci_low:+.2f}, {r.ci_high:+.2f}]"
-            lost = "~" if abs(r.effect) < found["noise_floor"] else " "
-            lines.append(f"{lost}{'*' if r.selected else ' '}{f'L{r.layer}H{r.head}':7}{r.effect:+8.2f}  {interval:16}{100 * r.effect / found['m']:+7.0f}%{r.q_value:9.4f}{r.p_maxt:9.4f}")
-        lines += _held_out(found)
+            lost = "~" if abs(r.effect) < seen["noise_floor"] else " "
+            lines.append(f"{lost}{'*' if r.selected else ' '}{f'L{r.layer}H{r.head}':7}{r.effect:+8.2f}  {interval:16}{100 * r.effect / seen['m']:+7.0f}%{r.q_value:9.4f}{r.p_maxt:9.4f}")
+        lines += [*judged_lines(found), knock_in_line(found.get("knock_in")), *blocking_lines(found.get("read_blocking", {}))]
+    lines += closing_lines(summary)
     lines += ["", "* selected: q <= alpha against matched null tokens, and not negligible. Effects are exact, in logits; positive supports the decision."]
-    floors = {kind: found["noise_floor"] for kind, found in summary["kinds"].items() if found["noise_floor"]}
+    floors = {kind: found["selection"]["noise_floor"] for kind, found in summary["kinds"].items() if found["selection"]["noise_floor"]}
     if floors:
         lines.append(f"~ below the noise of 16-bit arithmetic: {', '.join(f'{kind} {floor:.3f}' for kind, floor in floors.items())} logits for a single effect.")
     lines += [f"note: {note}" for note in summary["warnings"]]
@@ -134,22 +138,22 @@ def show(folder: Path, most: int = 5) -> str:
     return "\n".join(lines)
 
 
-def _held_out(found: dict) -> list[str]:
-    held, knock = found["held_out"], found["knock_in"]
-    if held["choice_kept_without_selected"] is None:
-        return ["  held out: nothing to test"]
-    lines = [f"  held out: the choice is kept in {held['choice_kept_without_selected']:.0%} of {held['events']} events without the selected heads, "
-             f"{held['choice_kept_without_random']:.0%} without as many others (chance {held['chance']:.0%})"]
-    if knock["shift"] is not None:
-        lines.append(f"  knock-in: {knock['shift']:+.2f} logits towards a donor's choice, {knock['flipped']:.0%} flipped; other heads {knock['random_shift']:+.2f}; identity {knock['identity']:g}")
-    return lines
-
-
 def rebuild_report(folder: Path) -> Path:
     """Write the report of a finished run again, and say where it is."""
     open_run(folder)
     write(folder / "report.html", build_report(folder))
     return folder / "report.html"
+
+
+def write_figure(found: Comparison, path: Path) -> None:
+    """Write the figure of a comparison as a self-contained HTML file."""
+    from .standing_plots import two_models
+
+    if not path.parent.is_dir():
+        raise InputError(f"{path} cannot be written: {path.parent} is not a folder; make it first")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name a file for the figure")
+    write(path, two_models(found).to_html(include_plotlyjs=True, config={"displayModeBar": False, "responsive": True}))
 
 
 def _model_hash(model: str) -> str:

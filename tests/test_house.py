@@ -11,7 +11,7 @@ import pytest
 
 HOUSE = Path(__file__).parent.parent / "decisionheads"
 FLOORS = [
-    ["errors", "_progress"],
+    ["errors", "_progress", "words"],
     ["heads", "labels"],
     ["transcripts", "calibration"],
     ["events", "margin"],
@@ -32,7 +32,9 @@ FLOORS = [
     ["discovery"],
     ["tiny"],
     ["run_folder"],
+    ["comparison"],
     ["plots"],
+    ["standing_plots"],
     ["report"],
     ["workflow"],
     ["cli"],

@@ -1,0 +1,75 @@
+"""Findings in words: lines of plain text for the terminal, from the summary of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def percent(x: float | None) -> str:
+    return "n/a" if x is None else f"{100 * x:.0f}%"
+
+
+def number(x: float | None, digits: int = 2, sign: str = "") -> str:
+    return "n/a" if x is None else f"{x:{sign}.{digits}f}"
+
+
+def limits(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+
+
+def p_words(p: float | None) -> str:
+    return "p n/a" if p is None else f"p {p:.4f}"
+
+
+def some_heads(heads: list[str], most: int = 8) -> str:
+    return " ".join(heads[:most]) + (f" and {len(heads) - most} more" if len(heads) > most else "") if heads else "no heads"
+
+
+def judged_lines(found: dict[str, Any]) -> list[str]:
+    """A set on held-out texts: necessity, sufficiency and the choice, each beside its control."""
+    if not found.get("set"):
+        return ["  held out: no set to test"]
+    lines = [f"  set: {some_heads(found['set'])}; held out on {found['transcripts']} texts, {found['events']} decisions"]
+    for word, share, ratio in (("necessary", "necessary", "necessity"), ("sufficient", "sufficient", "recovery")):
+        k, r = found[share], found[ratio]
+        texts = f"{k['k']} of {k['n']} texts{limits(k['low'], k['high'])}" if k["share"] is not None else f"undefined ({found['undefined']} of {found['transcripts']} texts)"
+        lines.append(f"    {word:10} {texts}; {'N' if word == 'necessary' else 'R'} {number(r['pooled'])}{limits(r['low'], r['high'])}, random sets {number(r['random'])}")
+    kappa = found["kappa"]
+    lines.append(f"    the choice is kept in {percent(found['kept'])} without it, {percent(found['kept_without_random'])} without a random set "
+                 f"(chance {percent(found['chance'])}; kappa {number(kappa['value'])}{limits(kappa['low'], kappa['high'])})")
+    return lines
+
+
+def knock_in_line(found: dict[str, Any] | None) -> str:
+    """Knock-in and whether it beats each negative control."""
+    if not found or found["shift"] is None:
+        return "    knock-in: no recipient has a donor"
+    negatives = {name: c for name, c in found["controls"].items() if c["p"] is not None and name != "another donor of the label"}
+    lost = [name for name, c in negatives.items() if c["p"] > 0.05]
+    claim = f"beats {len(negatives)} controls, {p_words(found['p'])}" if negatives and not lost else f"does not beat {', '.join(lost)} ({p_words(found['p'])})" if lost else "no control could be tested"
+    return f"    knock-in: {number(found['shift'], sign='+')} logits towards a donor's choice, {percent(found['flipped'])} flipped; {claim}; identity {found['identity']:g}"
+
+
+def blocking_lines(found: dict[str, Any]) -> list[str]:
+    """What blocked reads remove of a family's effect."""
+    lines = []
+    for name, b in found.items():
+        if not b["defined"]:
+            continue
+        arm, controls = b["before softmax"], ("other family's span", "equal span", "other heads", "all but the span")
+        said = ", ".join(f"{c} {percent(b[c]['removed'])}" for c in controls if b[c]["removed"] is not None)
+        lines.append(f"    {name} blocked removes {percent(arm['removed'])}{limits(arm['low'], arm['high'])} of the effect of {b['heads']} heads ({said})")
+    return lines
+
+
+def closing_lines(summary: dict[str, Any]) -> list[str]:
+    """The global set, the families and their dissociation."""
+    families, whole = summary["families"], summary["global"]
+    lines = ["", f"global set: {whole['set_size']} of {whole['heads']} heads", *judged_lines(whole), ""]
+    for name in ("region", "near-miss", "neither"):
+        f = families[name]
+        lines.append(f"{'heads that read neither' if name == 'neither' else name + ' family'}: {some_heads(f['heads'])}" + (f" (relative depth {f['depth']:.2f})" if f["depth"] is not None else ""))
+    for d in families["dissociation"]:
+        if d["difference"] is not None:
+            lines.append(f"  {d['family']} family at {d['kind']} decisions: its own span removes {number(d['difference'], sign='+')}{limits(d['low'], d['high'])} more of its effect than the other family's")
+    return lines
