@@ -18,7 +18,7 @@ class Progress:
         show: whether to draw anything.
     """
 
-    def __init__(self, shares: Mapping[str, float], show: bool):
+    def __init__(self, shares: Mapping[str, float | int], show: bool):
         self.shares = dict(shares)
         self.bar = tqdm(total=sum(shares.values()), disable=not show, bar_format="{desc} {percentage:3.0f}% |{bar}| {elapsed} so far, about {remaining} left")
 

@@ -11,7 +11,7 @@ identity
 other kind
     negative: the donor is an event of another kind
 own label
-    negative: of B's kind, and wrote B's label by the same token a_B; a shift of 0 or less is expected
+    negative: of B's kind, and wrote B's label by the same token a_B; no shift upwards where heads carry the label itself
 same token, other region
     negative: of B's kind, and chose a_A in another region than A's; none where the token names the region
 random heads
@@ -235,10 +235,9 @@ def beats(differences: Float[Array, " recipient"], groups: Shaped[Array, " recip
     n = len(sums)
     if n < FEWEST:
         return float("nan")
+    signs = np.random.default_rng(seed).choice([1.0, -1.0], (draws, n))
     if 2**n - 1 <= draws:
         signs = np.array(list(itertools.product((1.0, -1.0), repeat=n)))[1:]
-    else:
-        signs = np.random.default_rng(seed).choice([1.0, -1.0], (draws, n))
     return p_value(sums.sum(), signs @ sums)
 
 
@@ -266,7 +265,7 @@ def identity_change(model: DecisionModel, reading: Reading, event: DecisionEvent
 
     clean = run_pack(hooked, reading.prefix, [Branch(event.position)], keep)[0]
     # on_z, so that the row runs through every layer as the clean one did
-    again = run_pack(hooked, reading.prefix, [Branch(event.position)], lambda layer, z: z)[0]
+    again = run_pack(hooked, reading.prefix, [Branch(event.position, (), (KnockIn(heads, own),))], lambda layer, z: z)[0]
     return float((again - clean).abs().max())
 
 

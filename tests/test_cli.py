@@ -26,7 +26,7 @@ def demo(tmp_path_factory):
 def test_demo_prints_heads_and_writes_a_run_folder(demo, capsys):
     assert main(["demo", "--texts", "40", "--out", str(demo)]) == 0  # finished: it reprints
     shown = capsys.readouterr().out
-    assert all(f"\n{kind}: " in shown for kind in ("region", "label", "departure")) and "held out: the choice is kept in" in shown and "identity 0" in shown
+    assert all(f"\n{kind}: " in shown for kind in ("region", "label", "departure")) and "held out on" in shown and "near-miss family" in shown and "identity 0" in shown
     heads = pd.read_csv(demo / "heads.csv")
     assert list(heads.columns) == COLUMNS and len(heads) == 3 * 32 and not heads.isna().any().any()
     for _, table in heads.groupby("kind"):

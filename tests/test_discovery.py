@@ -1,18 +1,15 @@
-"""Discovery end to end on the embedded models, and knock-in with its controls."""
+"""Discovery end to end on the embedded models."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from decisionheads import DecisionModel, HeadSet, InputError, tiny
+from decisionheads import DecisionModel, InputError, tiny
 from decisionheads.discovery import discover, split
-from decisionheads.knock_in import identity_change, knock_in, random_heads
 from decisionheads.null_tokens import first_generated, null_positions, template_ids, token_class
 from decisionheads.survey import match_kind, survey
 from decisionheads.transcripts import Transcript, encode
-
-from . import oracle
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +19,7 @@ def written(model):
 
 @pytest.fixture(scope="module", params=[0, 1])
 def found(request, model, written, space):
-    return discover(model, written, space, seed=request.param, caliper=0.5, minimum=10, draws=1999)
+    return discover(model, written, space, seed=request.param, caliper=0.5, minimum=10, draws=1999, random_sets=60)
 
 
 def test_each_kind_has_heads_and_most_are_not_selected(found):
@@ -33,24 +30,52 @@ def test_each_kind_has_heads_and_most_are_not_selected(found):
         assert np.isclose(result.table.query("selected").effect.min(), result.table.query("selected").effect.abs().min())  # all support
 
 
-def test_without_the_selected_heads_the_choice_is_lost_and_without_others_it_is_not(found):
-    for result in (r for r in found.kinds.values() if len(r.selected)):
-        held = result.summary["held_out"]
-        assert held["events"] >= 20 and held["choice_kept_without_selected"] <= 0.75 and held["choice_kept_without_random"] >= 0.75
-        assert held["choice_kept_without_random"] - held["choice_kept_without_selected"] >= 0.1
+def test_the_sets_are_needed_and_enough_on_held_out_texts_and_random_sets_are_not(found):
+    standing = found.standing
+    assert set(standing.judged) == {*found.kinds, "global"} and len(standing.judged["global"].transcripts) == 48
+    for kind, result in found.kinds.items():
+        s = result.summary
+        assert s["transcripts"] >= 20 and s["events"] == len(standing.judged[kind].carried) and s["set_size"] == len(standing.selections[kind].heads)
+        if s["set_size"]:
+            assert s["kept"] <= 0.75 and s["kept_without_random"] >= 0.75 and s["recovery"]["pooled"] >= 0.6 and abs(s["recovery"]["random"]) <= 0.2
+    whole = found.standing.summary("global")
+    assert whole["sufficient"]["share"] >= 0.8 and whole["necessity"]["pooled"] >= 0.7 and whole["necessary"]["low"] < whole["necessary"]["share"]
+
+
+def test_near_miss_heads_lose_their_effect_with_the_near_miss_and_not_with_the_list_and_the_reverse(found):
+    near, region = found.standing.families.near_miss, found.standing.families.region
+    assert 1 <= len(near) <= 5 and 1 <= len(region) <= 10
+    rows = {(d["family"], d["kind"]): d for d in found.standing.dissociations()}
+    for key in (("near-miss", "departure"), ("region", "region")):
+        assert rows[key]["difference"] > 0.5 and rows[key]["low"] > 0.2, key
+    for name, blocked in found.standing.blocked:
+        if blocked.kind != "label":
+            assert blocked.removed("before softmax")[1] > 0.6 and abs(blocked.removed("other family's span")[1]) < 0.2, name
+
+
+def test_sets_are_judged_on_texts_that_did_not_select_them(found):
+    selection, evaluation = set(found.splits["selection"]), set(found.splits["evaluation"])
+    for kind, s in found.standing.selections.items():
+        assert s.seen <= selection and set(found.standing.judged[kind].transcripts) <= evaluation
 
 
 def test_summaries_say_what_was_done(found):
     assert any("within 0.5 standard deviations" in note for note in found.warnings) and any("1999 permutations" in note for note in found.warnings)
+    assert any("held against 60 random ones" in note for note in found.warnings)
     for result in found.kinds.values():
-        s = result.summary
-        assert s["calibrated_events"] + s["left_out"] == s["events"] and s["m"] > s["m0"] and s["knock_in"]["identity"] == 0.0
-        assert not len(result.selected) or s["knock_in"]["shift"] > abs(s["knock_in"]["random_shift"]) + 1
+        s, seen = result.summary, result.summary["selection"]
+        assert seen["calibrated_events"] + seen["left_out"] == seen["events"] and seen["m"] > seen["m0"] and s["m"] > s["m0"] and s["knock_in"]["identity"] == 0.0
+        assert not s["set_size"] or s["knock_in"]["shift"] > abs(s["knock_in"]["random_shift"]) + 1
+        assert seen["reference_agreement"]["resample"] > 0.5 and {"resample", "generated", "zero"} <= set(seen["reference_agreement"])
     assert "selected region" in repr(found) and len(found.to_frame()) == 96
+    tables = found.standing.tables()
+    assert set(tables) == {"texts", "phase_matrix", "references", "stability", "knock_in", "reads", "read_blocking"} and all(len(t) for t in tables.values())
+    assert set(tables["references"]["reference"]) == {"mean", "resample", "generated", "zero", "from the answer on"}
+    assert set(tables["phase_matrix"]["ablated"]) == {*found.kinds, "global"} and tables["stability"]["jaccard"].between(0, 1).all()
 
 
 def test_the_same_seed_gives_the_same_tables_and_order_changes_nothing(model, written, space):
-    options = dict(kinds=("departure",), caliper=0.5, minimum=6, draws=199)
+    options = dict(kinds=("departure",), caliper=0.5, minimum=6, draws=199, random_sets=20)
     some = written[:50]
     once, again = discover(model, some, space, **options), discover(model, some[::-1], space, **options)
     table = lambda d: d.kinds["departure"].table.drop(columns=["ci_low", "ci_high"])  # noqa: E731
@@ -63,9 +88,9 @@ def test_the_same_seed_gives_the_same_tables_and_order_changes_nothing(model, wr
 def test_pseudo_events_find_no_heads(model, written, space):
     """Random null words called events: what is left is chance (benchmarks/pseudo_events.py runs 20 of these)."""
     some = written[:60]
-    result = discover(model, some, space, caliper=0.5, minimum=6, draws=999, pseudo=True)
+    result = discover(model, some, space, caliper=0.5, minimum=6, draws=999, random_sets=20, pseudo=True)
     events = result.events
-    real = discover(model, some, space, caliper=0.5, minimum=6, draws=99).events
+    real = discover(model, some, space, caliper=0.5, minimum=6, draws=99, random_sets=20).events
     assert len(events) > 40 and not {*zip(events.transcript, events.position, strict=True)} & {*zip(real.transcript, real.position, strict=True)}
     assert min(r.calibration.p_maxt.min() for r in result.kinds.values()) > 0.01
     assert sum(len(r.selected) for r in result.kinds.values()) <= 1
@@ -130,49 +155,6 @@ def test_too_few_transcripts(model, written, space):
         discover(model, written[:20], space)
     with pytest.raises(TypeError):
         discover(model, written, space, level=0.1)
-
-
-# -- knock-in -------------------------------------------------------------------------------------------
-
-
-def test_knock_in_is_aligned_by_decision_whatever_the_lengths(model, readings):  # F1
-    everything = HeadSet.all(model.n_layers, model.n_heads)
-    assert len({len(r.encoded) for r in readings}) > 1
-    all_in = knock_in(model, readings, everything, "region", seed=0)
-    assert all_in.shift.mean() > 10 and all_in.flipped.mean() > 0.9 and all_in.identity.max() == 0.0  # F4
-    nothing = knock_in(model, readings, HeadSet(), "region", seed=0)
-    assert np.abs(nothing.shift).max() < 1e-4 and not nothing.flipped.any()
-
-
-def test_knock_in_equals_the_literal_oracle(model, plain, readings):
-    """The donor's z, taken from its own plain forward, put into the recipient's by a plain hook."""
-    heads = HeadSet([(3, 3)])
-    two = readings[6:8]
-    result = knock_in(model, two, heads, "departure", seed=0)
-    names = {e.name: (r, e) for r in two for e in r.events}
-    for (donor_name, name), shift in zip(result.pairs, result.shift, strict=True):
-        (dr, d), (r, e) = names[donor_name], names[name]
-        z = oracle.z_of(plain, dr.encoded.ids, d.position)[3, 3]
-        clean = oracle.logits(plain, r.encoded.ids)[e.position]
-        with oracle.z_set(plain, 3, 3, e.position, z):
-            after = oracle.logits(plain, r.encoded.ids)[e.position]
-        want = float(after[d.chosen] - after[e.chosen] - clean[d.chosen] + clean[e.chosen])
-        assert shift == pytest.approx(want, abs=1e-4)
-    assert len(result.pairs) + result.without_donor == sum(e.kind == "departure" for r in two for e in r.events)
-
-
-def test_identity_is_exactly_nothing_and_another_z_is_not(model, readings):  # F4
-    r = readings[6]
-    assert all(identity_change(model, r, e, HeadSet.all(model.n_layers, model.n_heads)) == 0.0 for e in r.events)
-
-
-def test_random_heads_match_layers_and_avoid_the_set():
-    rng = np.random.default_rng(0)
-    heads = HeadSet([(0, 1), (0, 2), (3, 3)])
-    for _ in range(20):
-        others = random_heads(heads, 4, 8, rng)
-        assert others.per_layer() == heads.per_layer() and not len(others & heads)
-    assert random_heads(HeadSet([(0, 0), (0, 1)]), 1, 3, rng).to_list() == [(0, 2)]
 
 
 def test_a_model_with_random_weights_reads_nothing(tmp_path, space):

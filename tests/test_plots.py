@@ -53,3 +53,29 @@ def test_the_null_figure_marks_the_winners(table):
 
 def test_no_selected_head_is_said_so(table):
     assert "no head is selected" in plots.effect_map(table.assign(selected=False)).layout.title.text
+
+
+@pytest.fixture
+def controls():
+    nan = float("nan")
+    rows = [("true", "true", 30, 8.0, 7.0, 9.5, 0.9, nan), ("identity", "identity", 30, 0.0, 0.0, 0.0, 0.0, nan), ("other kind", "negative", 30, 1.0, 0.5, 1.5, 0.1, 0.002),
+            ("own label", "negative", 3, -0.2, nan, nan, 0.0, nan), ("noise", "negative", 0, nan, nan, nan, nan, nan), ("another donor of the label", "positive", 12, 8.1, 7.0, 9.0, 1.0, 0.7)]
+    return pd.DataFrame(rows, columns=["control", "role", "n", "shift", "low", "high", "flipped", "p"])
+
+
+def test_knock_in_controls_carry_intervals_and_grey_what_has_no_donor(controls):
+    figure = plots.knock_in_controls(controls, "region")
+    points = {y: (x, plus, minus) for d in figure.data for y, x, plus, minus in zip(d.y, d.x, d.error_x.array, d.error_x.arrayminus, strict=True)}
+    assert list(points) == [c for c in controls.control if c != "noise"] and points["true"] == (8.0, 1.5, 1.0)
+    assert np.isnan(points["own label"][1:]).all() and "nan" not in "".join(t for d in figure.data for t in d.text)
+    axis, beside = figure.layout.yaxis, {(a.y, a.text) for a in figure.layout.annotations}
+    assert axis.categoryarray == tuple(controls.control[::-1]) and [plots.MUTED in t for t in axis.ticktext] == list(controls.n == 0)
+    assert {("noise", "n/a"), ("true", "90%"), ("other kind", "0.002"), ("own label", "3")} <= beside and not any("nan" in str(t) for _, t in beside)
+    assert figure.layout.title.text == "Region: a donor's heads move the choice by +8.0 logits, more than every negative control (1 tested)"
+    assert figure.layout.xaxis.title.text.startswith("shift towards the donor's choice, logits")
+
+
+def test_a_knock_in_that_beats_nothing_is_said_so(controls):
+    title = lambda frame: plots.knock_in_controls(frame, "label").layout.title.text  # noqa: E731
+    assert "not clearly more than 'other kind'" in title(controls.replace({"p": 0.002}, 0.2))
+    assert "too few transcripts" in title(controls.replace({"p": 0.002}, np.nan)) and "no decision has a donor" in title(controls.assign(n=0))
