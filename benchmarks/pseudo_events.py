@@ -27,7 +27,7 @@ def main() -> None:
         model, space = DecisionModel.from_pretrained(tiny.path(name), test=False), tiny.labels()
         hits = selected = tests = 0
         for seed in range(args.runs):
-            found = discover(model, tiny.generate(model, args.texts, seed=1000 + seed), space, seed=seed, caliper=0.5, minimum=5, draws=999, pseudo=True)
+            found = discover(model, tiny.generate(model, args.texts, seed=1000 + seed), space, seed=seed, caliper=0.5, minimum=5, draws=999, together=False, pseudo=True)
             hits += min(r.calibration.p_maxt.min() for r in found.kinds.values()) <= 0.05
             selected += sum(len(r.selected) for r in found.kinds.values())
             tests += sum(len(r.table) for r in found.kinds.values())

@@ -18,6 +18,7 @@ _WHERE = {
     "DecisionModel": "model",
     "reference_means": "ablation", "mean_ablate": "ablation",
     "attribute": "attribution",
+    "discover": "discovery", "compare": "comparison",
     "InputError": "errors",
 }
 __all__ = [*_WHERE, "tiny"]

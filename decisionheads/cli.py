@@ -50,6 +50,11 @@ def discover(
     draws: Annotated[int, typer.Option(help="permutations", min=99)] = 9_999,
     caliper: Annotated[float, typer.Option(help="how near null tokens must be, in standard deviations", min=0.01)] = 0.25,
     minimum: Annotated[int, typer.Option(help="fewest reference events of a kind", min=2)] = 30,
+    target: Annotated[float, typer.Option(help="joint recovery that a head set must reach", min=0.0, max=1.0)] = 0.8,
+    random_sets: Annotated[int, typer.Option(help="random sets that a head set is held against", min=20)] = 1_000,
+    held_out: Annotated[int, typer.Option(help="most evaluation transcripts that sets are judged on; 0 for all", min=0)] = 0,
+    cue: Annotated[str, typer.Option(help="text that asks for the region of code {number} ('\\ncue {number}:'), for elicitation; none: left out")] = "",
+    single_heads: Annotated[bool, typer.Option("--single-heads", help="stop after single heads: no sets, knock-in, families or blocked reads")] = False,
     given: Annotated[bool, typer.Option(help="answers are not the model's own greedy output: keep choices that lost")] = False,
     sanity: Annotated[str, typer.Option(help="none, pseudo-events or random-weights: runs that should find nothing")] = "none",
     dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16")] = "float32",
@@ -65,7 +70,8 @@ def discover(
     if sanity not in ("none", "pseudo-events", "random-weights"):
         raise InputError(f"unknown sanity run {sanity!r}: choose none, pseudo-events or random-weights")
     random = sanity == "random-weights"
-    options = Options(kinds_of(kinds), alpha, seed=seed, draws=draws, caliper=caliper, minimum=minimum, greedy=not (given or random), pseudo=sanity == "pseudo-events")
+    options = Options(kinds_of(kinds), alpha, seed=seed, draws=draws, caliper=caliper, minimum=minimum, greedy=not (given or random), target=target, random_sets=random_sets,
+                      held_out=held_out, cue=cue.replace("\\n", "\n"), together=sanity == "none" and not single_heads, pseudo=sanity == "pseudo-events")
     state = discover_files(model, transcripts, labels, out, options, dtype=dtype, device=device, memory=memory * 2**20, with_text=with_text, random_weights=random)
     typer.echo(json.dumps(state["summary"]) if as_json else show(out))
 

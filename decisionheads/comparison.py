@@ -34,6 +34,8 @@ class Run:
     def open(cls, folder: Path) -> Run:
         state = open_run(folder)
         manifest, tables = state["manifest"], {}
+        if "global" not in state["summary"]:
+            raise InputError(f"{folder} holds single heads only (a sanity run); compare runs that went on to head sets")
         for name in ("heads", "reads", "phase_matrix"):
             try:
                 tables[name] = pd.read_csv(folder / f"{name}.csv")

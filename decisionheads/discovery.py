@@ -6,7 +6,6 @@ template and slopes; *selection* gives effects and calibration; *evaluation* jud
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,18 +25,17 @@ from .model import DecisionModel
 from .necessity import SOME, plain
 from .null_tokens import template_ids
 from .prefixes import Prefixes
-from .scoring import jobs_of, matched_sets, mean_null_effect, reference_effects, reference_values, score
+from .scoring import head_table, jobs_of, matched_sets, mean_null_effect, no_calibration, reference_effects, reference_values, score
 from .standing import Standing, stand
-from .survey import Options, Survey, match_kind, survey
+from .survey import Options, Survey, match_kind, split, survey
 from .survey import reference as reference_of
 from .transcripts import Transcript, encode, prompt_ids
 
-SHARES = (0.2, 0.6)  # reference up to the first, selection up to the second, evaluation after it
 EXPLORATORY = 24  # transcripts, below which a result is headed so
 HALF_DRAWS = 1_999  # permutations for the halves of the selection split
 STAGES = {"reading reference": 2, "slopes of nulls": 6, "reading selection": 4, "ablating every head": 24, "reading evaluation": 4, "trying other references": 8,
           "selecting sets": 4, "selecting on halves": 5, "judging sets on held-out texts": 30, "knocking in": 3, "sets under other references": 5, "measuring reads": 3, "blocking reads": 3,
-          "cutting before the code": 8}  # about their shares of the time, in percent
+          "asking before the code": 14}  # about their shares of the time, in percent
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +73,7 @@ class Discovery:
         set_aside: transcripts that could not be used, with the reason.
         warnings: sentences that belong beside every number.
         splits: ids of the transcripts of each split.
-        standing: what the selected heads do together, held out and with controls.
+        standing: what the selected heads do together, held out and with controls; None if it was not asked for.
     """
 
     kinds: dict[Kind, KindResult]
@@ -87,7 +85,7 @@ class Discovery:
     set_aside: dict[str, str]
     warnings: tuple[str, ...]
     splits: dict[str, list[str]]
-    standing: Standing
+    standing: Standing | None
 
     def to_frame(self) -> pd.DataFrame:
         """Every head of every kind."""
@@ -96,18 +94,6 @@ class Discovery:
     def __repr__(self) -> str:
         found = "; ".join(f"{kind}: {', '.join(map(str, list(r.selected)[:4])) or 'none'}{' ...' if len(r.selected) > 4 else ''}" for kind, r in self.kinds.items())
         return f"Discovery({self.model}, {self.shape[0]} x {self.shape[1]} heads; selected {found})"
-
-
-def split(transcripts: Sequence[Transcript], seed: int) -> dict[str, list[Transcript]]:
-    """Reference, selection and evaluation by a seeded hash of group or id; a group is never cut."""
-    key = lambda name: hashlib.sha256(f"{seed}:{name}".encode()).hexdigest()  # noqa: E731
-    names = sorted({t.group or t.id for t in transcripts}, key=key)
-    place = {name: (i + 0.5) / len(names) for i, name in enumerate(names)}
-    found: dict[str, list[Transcript]] = {"reference": [], "selection": [], "evaluation": []}
-    for t in transcripts:
-        at = place[t.group or t.id]
-        found["reference" if at < SHARES[0] else "selection" if at < SHARES[1] else "evaluation"].append(t)
-    return found
 
 
 def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: LabelSpace, *, memory: int = MEMORY,
@@ -166,12 +152,15 @@ def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: La
     references = reference_values(model, reference, list(means.means), asked.seed, memory)
     compared = reference_effects(model, selection, scored, references, memory, store, bar)
     kinds, halves, notes, tables = _conclude(model, selection, scored, jobs, matched, means, slope, asked, closers, compared)
-    evaluation = surveys("evaluation")
-    standing = stand(model, (reference, selection, evaluation), {kind: r.selected for kind, r in kinds.items()}, matched, means, labels, template, asked,
+    evaluation = surveys("evaluation") if asked.together else []
+    standing = None if not asked.together else stand(model, (reference, selection, evaluation), {kind: r.selected for kind, r in kinds.items()}, matched, means, labels, template, asked,
                      references, halves, memory, bar)
     bar.close()
     for kind, result in kinds.items():
-        result.summary.update(standing.summary(kind), selection={**result.summary, **standing.selected_how(kind)})
+        held_out, how = (standing.summary(kind), standing.selected_how(kind)) if standing is not None else ({}, {})
+        seen = {**result.summary, **how}
+        result.summary.clear()
+        result.summary.update(held_out, selection=seen)
     return Discovery(kinds, (model.n_layers, model.n_heads), model.name, asked, *tables, set_aside, tuple(notes), {name: [t.id for t in part] for name, part in parts.items()}, standing)
 
 
@@ -203,9 +192,9 @@ def _conclude(model, surveys, scored, jobs, matched, means, slope, asked, closer
             "dla": pick(lambda s, n: s.direct[n]).reshape(len(groups), -1).mean(0), "resample": compared[kind]["resample"]}
         columns["ci_low"], columns["ci_high"] = bootstrap_interval(effects[:, 0], groups, seed=asked.seed)
         least = asked.delta * max(0.0, float(np.median(m - m0)))
-        nothing = _no_calibration(shape[0] * shape[1])
-        table = _table(kind, shape, columns, support.get(kind, nothing), asked.alpha, least)
-        opposing = _table(kind, shape, columns, oppose.get(kind, nothing), asked.alpha, least, sign=-1)
+        nothing = no_calibration(shape[0] * shape[1])
+        table = head_table(kind, shape, columns, support.get(kind, nothing), asked.alpha, least)
+        opposing = head_table(kind, shape, columns, oppose.get(kind, nothing), asked.alpha, least, sign=-1)
         selected = HeadSet(zip(*(table.loc[table.selected, c] for c in ("layer", "head")), strict=True))
         dropped = Counter(d.reason for s in surveys for d in s.dropped if d.kind in ("", kind))
         chosen = selected.to_mask(*shape).ravel()
@@ -249,23 +238,6 @@ def _halves(surveys, usable: dict[Kind, Sets], effects_of, carried, shape, asked
             heads[kind] = HeadSet.from_mask(((calibration.q_value <= asked.alpha) & (effect >= least) & (effect > 0)).reshape(shape))
         found.append((frozenset(surveys[i].reading.transcript.id for i in mine), heads))
     return found
-
-
-def _no_calibration(heads: int) -> Calibration:
-    one = np.ones(heads)
-    return Calibration(np.zeros(heads), one, one, one, one, 0, np.zeros(0))
-
-
-def _table(kind: Kind, shape, columns: dict[str, np.ndarray], found: Calibration, alpha: float, least: float, sign: int = 1) -> pd.DataFrame:
-    layers, heads = (x.ravel() for x in np.indices(shape))
-    order = np.argsort(-sign * found.statistic, kind="stable")
-    frame = pd.DataFrame({
-        "kind": kind, "layer": layers, "head": heads, "rank": 0, "effect": columns["effect"], "ci_low": columns["ci_low"],
-        "ci_high": columns["ci_high"], "null_effect": columns["null_effect"], "statistic": found.statistic, "p_value": found.p_value,
-        "p_maxt": found.p_maxt, "q_value": found.q_value, "attribution": columns["attribution"], "dla": columns["dla"], "resample": columns["resample"],
-        "selected": (found.q_value <= alpha) & (sign * columns["effect"] >= least) & (sign * columns["effect"] > 0)}).iloc[order].reset_index(drop=True)
-    frame["rank"] = np.arange(1, len(frame) + 1)
-    return frame
 
 
 def _warnings(asked: Options, shape, usable, matched, means: ReferenceMeans, scored: int):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,11 @@ from .transcripts import Encoded, Transcript, encode
 if TYPE_CHECKING:
     from .ablation import Ablation, ReferenceMeans
     from .attribution import Attribution
+    from .events import Kind
+    from .heads import HeadSet
+    from .knock_in import KnockedIn
+    from .read_blocking import Blocked
+    from .spans import Sinks
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -195,6 +200,18 @@ class DecisionModel:
         from .attribution import attribute
 
         return attribute(self, reading, means, **options)
+
+    def knock_in(self, readings: Sequence[Reading], heads: HeadSet, kind: Kind, **options) -> KnockedIn:
+        """Another text's decision put into each of these, with all controls; see `knock_in.knock_in`."""
+        from .knock_in import knock_in
+
+        return knock_in(self, readings, heads, kind, **options)
+
+    def block_reads(self, readings: Sequence[Reading], heads: HeadSet, kind: Kind, span: str, means: ReferenceMeans, sinks: Sinks, **options) -> Blocked:
+        """What blocking a span removes of the effect of heads, arms and controls; see `read_blocking.block_reads`."""
+        from .read_blocking import block_reads
+
+        return block_reads(self, readings, heads, kind, span, means, sinks, **options)
 
 
 # -- loading ------------------------------------------------------------------------------------

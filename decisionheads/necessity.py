@@ -262,13 +262,16 @@ def plain(x) -> float | int | None:
     return None if x is None or not np.isfinite(x) else round(float(x), 6)
 
 
-def share_limits(yes: Bool[Array, " transcript"], groups: Array) -> tuple[float, float]:
-    """95% limits of a share."""
+def share_limits(yes: Bool[Array, " _"], groups: Array) -> tuple[float, float]:
+    """95% limits of a share: Clopper-Pearson where every member has a group of its own, else a bootstrap over groups.
+
+    Where all say the same, a bootstrap would know no doubt: the limits are exact ones for as many members as groups.
+    """
     from scipy.stats import binomtest
 
     sizes = Counter(groups.tolist())
-    if max(sizes.values()) == 1:
-        low, high = binomtest(int(yes.sum()), len(yes)).proportion_ci(method="exact")
+    if max(sizes.values()) == 1 or yes.all() or not yes.any():
+        low, high = binomtest(round(yes.mean() * len(sizes)), len(sizes)).proportion_ci(method="exact")
         return float(low), float(high)
     rng, names = np.random.default_rng(0), list(sizes)
     hits, counts = np.array([yes[groups == n].sum() for n in names]), np.array([sizes[n] for n in names])

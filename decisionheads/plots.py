@@ -170,3 +170,31 @@ def _verdict(found: pd.DataFrame) -> str:
     if tested.empty:
         return f"{start}; too few transcripts to test it"
     return f"{start}, " + (f"more than every negative control ({len(tested)} tested)" if tested.max() <= 0.05 else f"not clearly more than '{tested.idxmax()}'")
+
+
+def elicitation_lead(summary: dict) -> Figure:
+    """Share of regions had right by asking, `k` tokens before the code, with its 95% band, beside what it is held against.
+
+    Args:
+        summary: of an `elicitation.Elicitation`.
+    """
+    import plotly.graph_objects as go
+
+    figure, table, where = go.Figure(), pd.DataFrame(summary["right_by_k"]), summary["where"]
+    if table.empty:
+        return layout(figure, "Elicitation: no code has a mention to ask after", f"tokens before the {where}", "share right")
+    x, low, high = table["tokens_before"], table["low"], table["high"]
+    figure.add_scatter(x=pd.concat([x, x[::-1]]), y=pd.concat([high, low[::-1]]), mode="lines", fill="toself", fillcolor="rgba(1,133,123,.18)", line={"width": 0}, hoverinfo="skip", name="95%")
+    figure.add_scatter(x=x, y=table["share"], mode="lines+markers", marker={"size": 5}, line={"color": FOR}, name="right", customdata=table["n"],
+                       hovertemplate="%{x} tokens before: %{y:.0%} of %{customdata}<extra></extra>")
+    figure.add_scatter(x=x, y=table["note_replaced"].astype(float), mode="lines", line={"color": AGAINST, "dash": "dash"}, name="note replaced", hovertemplate="%{x} tokens before: %{y:.0%}<extra>note replaced</extra>")
+    for value, name, dash in ((summary["baselines"]["before_mention"]["right"], "before the mention", "dashdot"), (summary["baselines"]["chance"], "chance", "dot")):
+        if value is not None:
+            figure.add_scatter(x=[x.min(), x.max()], y=[value, value], mode="lines", line={"color": LINE, "dash": dash}, name=name, hovertemplate=f"{name}: %{{y:.0%}}<extra></extra>")
+    lead, elicitable = summary["lead"], summary["elicitable"]
+    title = (f"Elicitation: {elicitable['share']:.0%} of {elicitable['n']} regions can be had by asking before they are written,<br>"
+             f"half of them from {lead['median']:g} tokens before the {where} on without a miss")
+    layout(figure, title, f"tokens before the {where}", "share right")
+    figure.update_xaxes(range=[x.max() + 1, 0])  # towards the code, as the text is read
+    figure.update_yaxes(range=[-0.03, 1.03], tickformat=".0%")
+    return figure.update_layout(showlegend=True, legend={"orientation": "h", "y": -0.25})

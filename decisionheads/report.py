@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from .run_folder import read_json
-from .words import closing_lines, judged_lines, knock_in_line
+from .words import closing_lines, kind_lines
 
 STYLE = """
 :root { color-scheme: light dark; --line: rgba(128,128,128,.35); --soft: rgba(128,128,128,.12); --for: #01857b; --against: #b06a1a; }
@@ -47,19 +47,24 @@ def build_report(folder: Path) -> str:
         parts.append(_example(read_json(folder / "example.json")))
     table_of = lambda name: pd.read_csv(folder / f"{name}.csv")  # noqa: E731
     draw = lambda figures: [f.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False, "responsive": True}) for f in figures]  # noqa: E731
-    texts, knocked = table_of("texts"), table_of("knock_in")
+    together = "global" in summary
+    texts, knocked = (table_of("texts"), table_of("knock_in")) if together else (None, None)
     for kind, found in summary["kinds"].items():
         table = heads[heads["kind"] == kind].reset_index(drop=True)
         parts.append(f"<h2>{escape(kind.capitalize())} decisions</h2>{_kind(kind, found)}")
         figures = [plots.effect_map(table), plots.ranked_heads(table), plots.attribution_against_exact(table)]
         if kind in nulls:
             figures.append(plots.null_distribution(table, nulls[kind]))
-        parts += [*draw(figures), _table(table, found["selection"]["noise_floor"]), "<h3>The set, on held-out texts</h3>", _lines([*judged_lines(found), knock_in_line(found.get("knock_in"))])]
+        parts += [*draw(figures), _table(table, found["selection"]["noise_floor"])]
+        if not together:
+            continue
+        parts += ["<h3>The set, on held-out texts</h3>", _lines(kind_lines(found))]
         if found.get("set"):
             parts += draw([standing_plots.texts_judged(texts, kind, (found["necessity"]["random_95"], found["recovery"]["random_95"]))])
         if found.get("knock_in") and found["knock_in"]["recipients"]:
             parts += draw([plots.knock_in_controls(knocked[knocked["kind"] == kind], kind)])
-    parts.append(_together(summary, table_of, draw, texts))
+    if together:
+        parts.append(_together(summary, table_of, draw, texts))
     parts.append(f"<h2>How this was made</h2>{_made(manifest)}")
     return ("<!doctype html>\n<html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>"
             f"<title>decisionheads report</title><style>{STYLE}</style><script>{get_plotlyjs()}</script><body>\n" + "\n".join(parts) + "\n</body></html>\n")
@@ -67,7 +72,7 @@ def build_report(folder: Path) -> str:
 
 def _together(summary: dict, table_of, draw, texts: pd.DataFrame) -> str:
     """The global set, families and blocked reads."""
-    from . import standing_plots
+    from . import plots, standing_plots
 
     whole = summary["global"]
     parts = ["<h2>All decisions together</h2>", _lines(closing_lines(summary))]
@@ -78,6 +83,8 @@ def _together(summary: dict, table_of, draw, texts: pd.DataFrame) -> str:
         table = table_of(name)
         if len(table):
             parts += draw([figure(table) for figure in figures])
+    if summary.get("elicitation"):
+        parts += draw([plots.elicitation_lead(summary["elicitation"])])
     return "\n".join(parts)
 
 

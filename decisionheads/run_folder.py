@@ -146,7 +146,7 @@ class RunFolder:
         import pandas as pd
 
         write(self.path / "opposing.csv", pd.concat([r.opposing for r in found.kinds.values()]).to_csv(index=False, float_format="%.6g"))
-        for name, frame in found.standing.tables().items():
+        for name, frame in (found.standing.tables() if found.standing is not None else {}).items():
             write(self.path / f"{name}.csv", frame.to_csv(index=False, float_format="%.6g"))
         write(self.path / "sets.json", json.dumps(sets_of(found), indent=1) + "\n")
         write(self.path / "summary.json", json.dumps(summary_of(found), indent=1) + "\n")
@@ -167,6 +167,8 @@ def sets_of(found: Discovery) -> dict:
     """Every set of heads of a discovery, each with a content hash: by kind, together, and by family."""
     standing = found.standing
     frozen = lambda heads: {"heads": list(map(str, heads)), "digest": heads.digest}  # noqa: E731
+    if standing is None:
+        return {kind: {"selected": frozen(r.selected)} for kind, r in found.kinds.items()}
     sets = {kind: {**frozen(standing.selections[kind].heads), "selected": frozen(r.selected)} for kind, r in found.kinds.items()}
     return {**sets, "global": frozen(standing.together), "families": {name: frozen(heads) for name, heads in standing.families.named.items()}}
 
@@ -174,11 +176,14 @@ def sets_of(found: Discovery) -> dict:
 def summary_of(found: Discovery) -> dict:
     """`summary.json`: per kind and for the global set; nothing in it depends on the machine."""
     standing, heads = found.standing, found.shape[0] * found.shape[1]
+    said = {"kinds": {kind: {**r.summary, "heads": heads} for kind, r in found.kinds.items()}, "transcripts": {name: len(ids) for name, ids in found.splits.items()},
+            "set_aside": found.set_aside, "warnings": list(found.warnings)}
+    if standing is None:
+        return said
     phase = [{k: v if isinstance(v, str) else plain(v) for k, v in row.items()} for row in standing.phase.to_dict("records")]
-    return {"kinds": {kind: {**r.summary, "heads": heads} for kind, r in found.kinds.items()},
-            "global": {**standing.summary("global"), "set_size": len(standing.together), "heads": heads}, "phase_matrix": phase,
-            "families": {**standing.families.summary(), "dissociation": standing.dissociations(), "sinks": sorted(standing.sinks.ids)},
-            "transcripts": {name: len(ids) for name, ids in found.splits.items()}, "set_aside": found.set_aside, "warnings": list(found.warnings)}
+    families = {**standing.families.summary(), "dissociation": standing.dissociations(), "sinks": sorted(standing.sinks.ids)}
+    return said | {"global": {**standing.summary("global"), "set_size": len(standing.together), "heads": heads}, "phase_matrix": phase, "families": families,
+                   "elicitation": standing.elicitation_summary()}
 
 
 def read_json(path: Path) -> dict:

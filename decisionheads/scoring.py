@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from .ablation import Measured, Probe, ReferenceMeans, event_margin, measure, noise_floor
 from .attribution import attribute
 from .branches import clean_z
-from .calibration import MatchedSets, Sets
+from .calibration import Calibration, MatchedSets, Sets
 from .events import Kind
 from .margin import Margin
 from .null_tokens import first_generated
@@ -96,6 +97,34 @@ def mean_null_effect(rows: Sequence[tuple[int, int]], kind: Kind, scored: Sequen
     """Mean effect `[head]` at the nulls of a kind, on their own margins."""
     found = [scored[i].measured.effects[j, 0].ravel() for i, n in rows for j in jobs[i].nulls.get((kind, n), ())]
     return np.mean(found, 0, dtype=np.float64) if found else np.zeros(scored[0].measured.effects[0, 0].size)
+
+
+# -- tables ------------------------------------------------------------------------------------------
+
+
+def no_calibration(heads: int) -> Calibration:
+    """Of a kind that has nothing to calibrate: no head stands out."""
+    one = np.ones(heads)
+    return Calibration(np.zeros(heads), one, one, one, one, 0, np.zeros(0))
+
+
+def head_table(kind: str, shape, columns: dict[str, Array], found: Calibration, alpha: float, least: float, sign: int = 1) -> pd.DataFrame:
+    """Every head, ranked: the columns of `heads.csv`.
+
+    Args:
+        columns: `effect, ci_low, ci_high, null_effect`, and those of `attribution, dla, resample` that there are.
+        least: effect of a selected head, logits.
+        sign: -1 for heads that oppose.
+    """
+    layers, heads = (x.ravel() for x in np.indices(shape))
+    order = np.argsort(-sign * found.statistic, kind="stable")
+    frame = pd.DataFrame({
+        "kind": kind, "layer": layers, "head": heads, "rank": 0, "effect": columns["effect"], "ci_low": columns["ci_low"],
+        "ci_high": columns["ci_high"], "null_effect": columns["null_effect"], "statistic": found.statistic, "p_value": found.p_value,
+        "p_maxt": found.p_maxt, "q_value": found.q_value, **{name: columns[name] for name in ("attribution", "dla", "resample") if name in columns},
+        "selected": (found.q_value <= alpha) & (sign * columns["effect"] >= least) & (sign * columns["effect"] > 0)}).iloc[order].reset_index(drop=True)
+    frame["rank"] = np.arange(1, len(frame) + 1)
+    return frame
 
 
 # -- other references than the mean -----------------------------------------------------------------------

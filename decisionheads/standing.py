@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .ablation import ReferenceMeans
 from .calibration import MatchedSets, p_value
+from .elicitation import Elicitation, elicit
+from .elicitation_heads import ElicitationHeads, elicitation_heads
+from .errors import InputError
 from .events import Kind
 from .head_sets import Case, Selection, cases_of, select
-from .heads import HeadSet
+from .heads import HeadSet, overlaps
 from .knock_in import KnockedIn, knock_in
 from .labels import LabelSpace
 from .necessity import Judged, judge, phase_matrix, plain, robustness
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 Array = np.ndarray
 SELECTING = 40  # transcripts with a decision of a kind, evenly over the split, that its set is selected on
 COMPARED = 20  # held-out transcripts on which other references are tried
+ASKED = {"reference": 12, "selection": 24, "evaluation": 12}  # transcripts whose lead cuts are ablated
 OTHER = {BLOCK: NEAR, NEAR: BLOCK}
 FAMILY_SPAN = {"region": BLOCK, "near-miss": NEAR}
 FAMILY_KINDS: dict[str, tuple[Kind, ...]] = {"region": ("region", "label"), "near-miss": ("departure",)}
@@ -55,6 +59,8 @@ class Standing:
         blocked: `(family, result)`: what a family loses when it cannot read, at the kinds of event it serves.
         sinks: keys that were left out of what is read.
         dropped: kind -> reason -> decisions of the evaluation split that could not be events.
+        elicited: what a cue brings out before a code is written, on held-out texts; None where it was not asked for.
+        eliciting: the heads that make it so, by where they were ablated, or one sentence that says why not.
     """
 
     selections: Mapping[Kind, Selection]
@@ -68,6 +74,8 @@ class Standing:
     blocked: Sequence[tuple[str, Blocked]]
     sinks: Sinks
     dropped: Mapping[Kind, Mapping[str, int]]
+    elicited: Elicitation | None = None
+    eliciting: Mapping[str, ElicitationHeads | str] = field(default_factory=dict)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Name -> table, as they are written to a run folder."""
@@ -76,7 +84,9 @@ class Standing:
         join = lambda parts: pd.concat(parts, ignore_index=True) if (parts := list(parts)) else pd.DataFrame()  # noqa: E731
         return {"texts": join(j.to_frame().assign(set=name) for name, j in self.judged.items()), "phase_matrix": self.phase, "references": self.references,
                 "stability": self.stability, "knock_in": join(k.to_frame().assign(kind=kind) for kind, k in self.knocked.items()),
-                "reads": self.families.to_frame(), "read_blocking": join(b.to_frame().assign(family=name) for name, b in self.blocked)}
+                "reads": self.families.to_frame(), "read_blocking": join(b.to_frame().assign(family=name) for name, b in self.blocked),
+                **({"elicitation": self.elicited.to_frame()} if self.elicited is not None else {}),
+                **({"elicitation_heads": pd.concat(found, ignore_index=True)} if (found := [e.table.assign(at=at) for at, e in self.eliciting.items() if not isinstance(e, str)]) else {})}
 
     def summary(self, kind: str) -> dict:
         """What summary.json says of a kind, or of "global": figures of the evaluation split."""
@@ -93,6 +103,20 @@ class Standing:
         s, halves = self.selections[kind], self.stability[self.stability["kind"] == kind]
         return {"recovery": plain(s.recovery), "reached": s.reached, "helpers": list(map(str, s.added)),
                 "split_half": {name: plain(halves[name].iloc[0]) for name in ("jaccard", "chance", "p")} if len(halves) else None}
+
+    def elicitation_summary(self) -> dict | None:
+        """Leads with their baselines, and the heads with their overlaps; None where it was not asked for."""
+        if self.elicited is None:
+            return None
+        heads = {}
+        for at, e in self.eliciting.items():
+            if isinstance(e, str):
+                heads[at] = {"undefined": e}
+                continue
+            shared = overlaps({"elicitation": e.selected, **self.families.named}, self.families.shape[0] * self.families.shape[1])
+            heads[at] = {"selected": list(map(str, e.selected)), **e.summary, "layers": {str(k): n for k, n in e.selected.per_layer().items()},
+                         "overlaps": [o for o in shared if o["sets"][0] == "elicitation"]}
+        return {**self.elicited.summary(), "heads": heads}
 
     def dissociations(self) -> list[dict]:
         """For each family and kind: removed by its own span less removed by the other family's."""
@@ -143,10 +167,29 @@ def stand(model: DecisionModel, splits: tuple[Sequence[Survey], Sequence[Survey]
         if len(heads):
             span = FAMILY_SPAN[name]
             blocked.append((name, block_reads(model, evaluation, heads, kind, span, means, sinks, other_span=OTHER[span], labels=labels, reference=reference, seed=asked.seed, memory=memory)))
+    elicited, eliciting = _elicit(model, splits, labels, asked, memory, bar)
     import pandas as pd
 
     dropped = {kind: dict(sorted(Counter(d.reason for s in splits[2] for d in s.dropped if d.kind in ("", kind)).items())) for kind in kinds}
-    return Standing(selections, together, judged, phase, pd.concat(robust, ignore_index=True) if robust else pd.DataFrame(), stability, knocked, sorted_heads, blocked, sinks, dropped)
+    return Standing(selections, together, judged, phase, pd.concat(robust, ignore_index=True) if robust else pd.DataFrame(), stability, knocked, sorted_heads, blocked, sinks, dropped, elicited, eliciting)
+
+
+def _elicit(model: DecisionModel, splits: Sequence[Sequence[Survey]], labels: LabelSpace, asked: Options, memory: int, bar):
+    """Cues before the code, on held-out texts, and the heads that make the region come out; nothing without a cue."""
+    if not asked.cue:
+        return None, {}
+    texts = {name: [s.reading.transcript for s in part] for name, part in zip(ASKED, splits, strict=True)}
+    steps = bar(["code", "cut", "cue"], "asking before the code")
+    next(steps)
+    elicited = elicit(model, texts["evaluation"][:asked.held_out or None], labels, cue=asked.cue, where=asked.cut_from, memory=memory)
+    few, eliciting = {name: part[:ASKED[name]] for name, part in texts.items()}, {}
+    for at in steps:
+        try:
+            eliciting[at] = elicitation_heads(model, few, labels, cue=asked.cue, where=asked.cut_from, at=at, alpha=asked.alpha, delta=asked.delta, seed=asked.seed, draws=asked.draws,
+                                              minimum=min(asked.minimum, 30), memory=memory)
+        except InputError as error:
+            eliciting[at] = str(error)
+    return elicited, eliciting
 
 
 def _stability(model: DecisionModel, cases: Mapping[Kind, Sequence[Case]], halves: Sequence[tuple[frozenset[str], Mapping[Kind, HeadSet]]], asked: Options,

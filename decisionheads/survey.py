@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ from .null_tokens import Sureness, null_positions, sureness
 from .prefixes import Prefixes
 from .transcripts import Encoded, Transcript, encode
 
+SHARES = (0.2, 0.6)  # reference up to the first, selection up to the second, evaluation after it
 FEW = 100  # reference nulls that are enough where none match
 
 
@@ -40,6 +42,9 @@ class Options:
         target: joint recovery that a head set must reach on the selection split.
         random_sets: random sets of heads that a set is held against.
         held_out: most evaluation transcripts that sets are judged on; 0 for all of them.
+        cue: what asks for a region before its code is written, with `{number}` for the code's ordinal; empty: no elicitation.
+        cut_from: what cuts count back from, `code` or `answer`; see `elicitation.elicit`.
+        together: go on from single heads to sets, knock-in, families and blocked reads.
         pseudo: a sanity run: random null tokens are called events, and nothing should be found.
     """
 
@@ -54,7 +59,22 @@ class Options:
     target: float = 0.8
     random_sets: int = SOME
     held_out: int = 0
+    cue: str = ""
+    cut_from: str = "code"
+    together: bool = True
     pseudo: bool = False
+
+
+def split(transcripts: Sequence[Transcript], seed: int) -> dict[str, list[Transcript]]:
+    """Reference, selection and evaluation by a seeded hash of group or id; a group is never cut."""
+    key = lambda name: hashlib.sha256(f"{seed}:{name}".encode()).hexdigest()  # noqa: E731
+    names = sorted({t.group or t.id for t in transcripts}, key=key)
+    place = {name: (i + 0.5) / len(names) for i, name in enumerate(names)}
+    found: dict[str, list[Transcript]] = {"reference": [], "selection": [], "evaluation": []}
+    for t in transcripts:
+        at = place[t.group or t.id]
+        found["reference" if at < SHARES[0] else "selection" if at < SHARES[1] else "evaluation"].append(t)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +173,7 @@ def reference(model: DecisionModel, surveys: Sequence[Survey], asked: Options, m
         if len(used) < 2:
             used = flat[:: max(1, len(flat) // FEW)]  # nothing matches: nulls of every text, evenly
         if len(used) < 2:
-            raise InputError("the reference split has no null tokens: its texts hold nothing but labels; give transcripts with reasoning")
+            raise InputError("the reference split has no null tokens that the model prefers to all others: its texts hold nothing but labels, or another model wrote them; give transcripts with reasoning, of this model")
         null_means[kind] = _mean_z(model, surveys, [[int(s.nulls.positions[j]) for k, j in used if k == i] for i, s in enumerate(surveys)], memory)
         effects, margins = [], []
         for i in bar(sorted({i for i, _ in used}), "slopes of nulls"):

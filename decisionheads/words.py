@@ -62,6 +62,33 @@ def blocking_lines(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def kind_lines(found: dict[str, Any]) -> list[str]:
+    """All that is said of one kind beyond single heads."""
+    if not found.get("set"):
+        return ["  held out: no set to test"]
+    return [*judged_lines(found), knock_in_line(found.get("knock_in")), *blocking_lines(found.get("read_blocking", {}))]
+
+
+def elicitation_lines(found: dict[str, Any] | None) -> list[str]:
+    """From where on a region can be had by asking, its baselines, and the heads that make it so."""
+    if not found or not found["mentions"]:
+        return []
+    share, lead, base = found["elicitable"], found["lead"], found["baselines"]
+    lines = ["", f"elicitation: {share['k']} of {share['n']} regions{limits(share['low'], share['high'])} can be had by asking before they are written; lead {number(lead['median'], 0)} tokens "
+             f"before the {found['where']} (median; mean {number(lead['mean'], 1)}{limits(lead['low'], lead['high'])})",
+             f"  right at {percent(found['right'])} of all cuts; with another text's note {percent(base['note_replaced']['right'])}, before the mention {percent(base['before_mention']['right'])}, "
+             f"chance {percent(base['chance'])}; region's name written before: {percent(found['strata']['named']['right'])}, not: {percent(found['strata']['not_named']['right'])}"]
+    for at, heads in found["heads"].items():
+        if "undefined" in heads:
+            lines.append(f"  heads, ablated at the {at}: {heads['undefined']}")
+            continue
+        held = heads["held_out"]
+        shared = ", ".join(f"{o['shared']} with {o['sets'][1]} (p {o['p']:.3f})" for o in heads["overlaps"] if o["sizes"][1])
+        lines.append(f"  heads, ablated at the {at}: {some_heads(heads['selected'])}; right in {percent(held['right_without_selected'])} of {held['events']} without them, "
+                     f"{percent(held['right_without_random'])} without random heads" + (f"; shared {shared}" if heads["selected"] and shared else ""))
+    return lines
+
+
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     """The global set, the families and their dissociation."""
     families, whole = summary["families"], summary["global"]
@@ -72,4 +99,4 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     for d in families["dissociation"]:
         if d["difference"] is not None:
             lines.append(f"  {d['family']} family at {d['kind']} decisions: its own span removes {number(d['difference'], sign='+')}{limits(d['low'], d['high'])} more of its effect than the other family's")
-    return lines
+    return lines + elicitation_lines(summary.get("elicitation"))

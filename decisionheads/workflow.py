@@ -22,7 +22,7 @@ from .report import build_report
 from .run_folder import RunFolder, digest, hash_files, open_run, write
 from .survey import Options
 from .transcripts import Transcript, encode, load_transcripts, save_transcripts
-from .words import blocking_lines, closing_lines, judged_lines, knock_in_line
+from .words import closing_lines, kind_lines
 
 DEMO_TEXTS = 400
 
@@ -63,7 +63,7 @@ def run_demo(name: str, out: Path, seed: int, memory: int, texts: int = DEMO_TEX
     if name not in ("llama", "gpt2"):
         raise InputError(f"there is no embedded model {name!r} for the demo: choose llama or gpt2")
     # nulls of these short texts are few: a wider caliper, and said so in the result
-    options = Options(seed=seed, caliper=0.5, minimum=30 if texts >= DEMO_TEXTS else max(3, texts // 8), random_sets=100, held_out=60)
+    options = Options(seed=seed, caliper=0.5, minimum=30 if texts >= DEMO_TEXTS else max(3, texts // 8), random_sets=100 if texts >= DEMO_TEXTS else 20, held_out=60, cue=tiny.CUE)
     folder = tiny.path(name)
     inputs = {"model": _model_hash(str(folder)), "demo_texts": texts, "options": asdict(options), "with_text": True}
     RunFolder.check(out, inputs)
@@ -126,8 +126,8 @@ def show(folder: Path, most: int = 5) -> str:
             interval = f"[{r.ci_low:+.2f}, {r.ci_high:+.2f}]"
             lost = "~" if abs(r.effect) < seen["noise_floor"] else " "
             lines.append(f"{lost}{'*' if r.selected else ' '}{f'L{r.layer}H{r.head}':7}{r.effect:+8.2f}  {interval:16}{100 * r.effect / seen['m']:+7.0f}%{r.q_value:9.4f}{r.p_maxt:9.4f}")
-        lines += [*judged_lines(found), knock_in_line(found.get("knock_in")), *blocking_lines(found.get("read_blocking", {}))]
-    lines += closing_lines(summary)
+        lines += kind_lines(found) if "global" in summary else []
+    lines += closing_lines(summary) if "global" in summary else []
     lines += ["", "* selected: q <= alpha against matched null tokens, and not negligible. Effects are exact, in logits; positive supports the decision."]
     floors = {kind: found["selection"]["noise_floor"] for kind, found in summary["kinds"].items() if found["selection"]["noise_floor"]}
     if floors:

@@ -106,3 +106,13 @@ def means(model, readings):
 
     with pytest.warns(UserWarning, match="are advised"):
         return reference_means(model, readings[:6], minimum=3)
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory):
+    """The run folder of a demo of 40 texts."""
+    from decisionheads.cli import main
+
+    out = tmp_path_factory.mktemp("demo") / "run"
+    assert main(["demo", "--texts", "40", "--out", str(out)]) == 0
+    return out

@@ -13,14 +13,7 @@ from decisionheads.cli import main
 
 from .conftest import save_random
 
-COLUMNS = ["kind", "layer", "head", "rank", "effect", "ci_low", "ci_high", "null_effect", "statistic", "p_value", "p_maxt", "q_value", "attribution", "dla", "selected"]
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory):
-    out = tmp_path_factory.mktemp("demo") / "run"
-    assert main(["demo", "--texts", "40", "--out", str(out)]) == 0
-    return out
+COLUMNS = ["kind", "layer", "head", "rank", "effect", "ci_low", "ci_high", "null_effect", "statistic", "p_value", "p_maxt", "q_value", "attribution", "dla", "resample", "selected"]
 
 
 def test_demo_prints_heads_and_writes_a_run_folder(demo, capsys):
@@ -41,7 +34,7 @@ def test_demo_prints_heads_and_writes_a_run_folder(demo, capsys):
     parts = [set(manifest["splits"][name]) for name in ("reference", "selection", "evaluation")]
     assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2]) and sum(map(len, parts)) == 40
     page = (demo / "report.html").read_text()
-    assert page.count("Plotly.newPlot") >= 12 and "src=\"http" not in page and "One decision" in page
+    assert page.count("Plotly.newPlot") >= 20 and "src=\"http" not in page and "One decision" in page
 
 
 def test_a_killed_run_continues_to_the_same_tables(demo, tmp_path, monkeypatch):
@@ -84,7 +77,7 @@ def discover(files, out, *more, transcripts=None, labels=None, model=None):
 
 def test_discover_on_files_equals_the_demo(demo, files, tmp_path, capsys):
     out = tmp_path / "run"
-    assert discover(files, out, "--caliper", "0.5", "--minimum", "5", "--json") == 0
+    assert discover(files, out, "--caliper", "0.5", "--minimum", "5", "--random-sets", "20", "--held-out", "60", "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     assert set(summary["kinds"]) == {"region", "label", "departure"}
     assert (out / "heads.csv").read_bytes() == (demo / "heads.csv").read_bytes()
@@ -97,7 +90,7 @@ def test_discover_on_files_equals_the_demo(demo, files, tmp_path, capsys):
 
 
 def test_every_option_of_discover_changes_something(files, demo, tmp_path, capsys):  # B2
-    base = ["--caliper", "0.5", "--minimum", "5", "--draws", "199"]
+    base = ["--caliper", "0.5", "--minimum", "5", "--draws", "199", "--single-heads"]
     assert discover(files, tmp_path / "base", *base) == 0
     capsys.readouterr()
     reference = (tmp_path / "base" / "heads.csv").read_bytes()

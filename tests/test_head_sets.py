@@ -154,6 +154,7 @@ def test_limits_are_exact_for_patients_and_wider_for_groups():
     assert low == high == 0.75  # every group alike
     low, high = share_limits(np.repeat([True, False], 20), np.repeat(np.arange(4), 10))
     assert high - low > 0.5
+    assert share_limits(np.ones(240, bool), np.repeat(np.arange(24), 10)) == share_limits(yes, np.arange(24))  # 240 of 240, but of 24 patients
 
 
 def test_a_reference_transcript_may_not_be_judged(readings, means):

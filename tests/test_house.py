@@ -15,7 +15,7 @@ FLOORS = [
     ["heads", "labels"],
     ["transcripts", "calibration"],
     ["events", "margin"],
-    ["interventions"],
+    ["interventions", "cues"],
     ["_cache", "_unembed"],
     ["_rows"],
     ["_batch_rows", "_late_entry"],
@@ -26,9 +26,11 @@ FLOORS = [
     ["ablation"],
     ["attribution", "knock_in", "null_tokens", "head_sets", "reads"],
     ["necessity", "spans"],
-    ["phases", "read_blocking"],
+    ["phases", "read_blocking", "elicitation"],
     ["survey"],
-    ["scoring", "standing"],
+    ["scoring"],
+    ["elicitation_heads"],
+    ["standing"],
     ["discovery"],
     ["tiny"],
     ["run_folder"],
@@ -86,7 +88,7 @@ def test_start_up_loads_nothing_heavy(code):
 def test_every_public_name_is_there():
     import decisionheads
 
-    assert len(decisionheads.__all__) <= 26
+    assert len(decisionheads.__all__) <= 28
     for name in decisionheads.__all__:
         value = getattr(decisionheads, name)
         assert value.__doc__, name

@@ -75,7 +75,7 @@ def test_discovery_is_the_same_with_a_shared_prompt_and_a_small_budget(model, sp
     texts = [replace(t, prompt=opening + t.prompt, spans=()) for t in texts]
     texts = [t for t in texts if len(model.tokenizer(t.text).input_ids) < 320]
     assert len(Prefixes(model.hooked).share(prompt_ids(texts, model.tokenizer)).shared) > shortest
-    options = dict(minimum=2, draws=99, caliper=2.0, kinds=("region",), greedy=False, random_sets=2)
+    options = dict(minimum=2, draws=99, caliper=2.0, kinds=("region",), greedy=False, together=False)
     shared = discover(model, texts, space, **options)
     monkeypatch.setattr(Prefixes, "share", lambda self, prompts: self)
     alone = discover(model, texts, space, memory=2**20, **options)

@@ -74,12 +74,30 @@ def test_every_text_has_a_clear_finding_and_one_with_a_near_miss():
 
 def test_spans_of_a_transcript_are_what_they_say():
     t = tiny.transcript("a", draw(random.Random(3)))
-    by_name = {name: [s for s in t.spans if s.name == name] for name in ("block", "mention", "note")}
+    by_name = {name: [s for s in t.spans if s.name == name and s.end <= t.reasoning_start] for name in ("block", "mention", "note")}
     assert len(by_name["block"]) == 6 and len(by_name["mention"]) == 3 and len(by_name["note"]) == 1
     for s in by_name["block"]:
         assert t.text[s.start:s.end].count(s.of + "-") == 3
     for s, finding in zip(sorted(by_name["mention"]), sorted(by_name["mention"]), strict=True):
         assert t.text[s.start:].startswith("- had ") and finding.of in t.labels
+
+
+def test_findings_of_the_reasoning_that_was_written_are_mentions():
+    """In the order of its steps, qualifiers and all; a step about nothing that was found has none."""
+    drawn = draw(random.Random(3))
+    first, second, third = drawn.findings
+    other = next(e for block in drawn.blocks for e in block if e.concept not in {f.concept for f in drawn.findings})
+    steps = [f"step {n}: {' '.join((f.concept, *f.qualifiers))} clear, at home\n" for n, f in ((1, third), (2, first))]
+    reasoning = steps[0] + f"step 2: {other.concept} {other.qualifier} clear, at home\n" + steps[1]
+    t = tiny.transcript("a", drawn, reasoning)
+    written = [s for s in t.spans if s.name == "mention" and s.start >= t.reasoning_start]
+    assert [(t.text[s.start:s.end], s.of) for s in written] == [(" ".join((f.concept, *f.qualifiers)), f.right.label) for f in (third, first)]
+    assert [s.of for s in tiny.transcript("a", drawn).spans if s.start >= t.reasoning_start] == [f.right.label for f in drawn.findings]
+    assert second.right.label not in {s.of for s in written}
+    f = next(f for f in drawn.findings if f.near_miss)
+    for rejected, left in ((f.near_miss, f.right), (f.right, f.near_miss)):
+        line = f"step 1: {' '.join((f.concept, *f.qualifiers))} maybe {rejected.label} but no, at home\n"
+        assert [s.of for s in tiny.transcript("a", drawn, line).spans if s.start >= t.reasoning_start] == [left.label]
 
 
 # -- what the models know -----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ the recipe and its caveats.
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from . import clinic
 if TYPE_CHECKING:
     from ..model import DecisionModel
 
+CUE = "\ncue {number}:"  # asks for the region of a step by its number alone
 NAMES = ("llama", "gpt2", "llama-student", "gpt2-student")
 
 
@@ -44,7 +46,8 @@ def labels() -> LabelSpace:
 def transcript(name: str, drawn: clinic.Clinic, reasoning: str | None = None, answer: str | None = None) -> Transcript:
     """A text of the clinic as a transcript; by default with the right reasoning and answer.
 
-    Its spans: `block` (of a region), `mention` (a finding in the note, of its right label), `note`.
+    Its spans: `block` (of a region), `mention` (a finding: its line in the note, of its right label, and its
+    words in every step that is really written, of the label that the step leaves), `note`.
     """
     prompt, spans = "", []
     for line in clinic.join(drawn.prompt()).splitlines(keepends=True):
@@ -57,9 +60,26 @@ def transcript(name: str, drawn: clinic.Clinic, reasoning: str | None = None, an
             if words[1:4:2] and words[1] == "had" and words[2] == finding.concept:
                 spans.append(Span("mention", start, len(prompt) - 1, finding.right.label))
     spans.append(Span("note", prompt.index("note\n"), prompt.index("think\n")))
-    return Transcript(name, prompt, clinic.join(drawn.reasoning()) if reasoning is None else reasoning,
+    reasoning = clinic.join(drawn.reasoning()) if reasoning is None else reasoning
+    spans += _steps(drawn, reasoning, len(prompt))
+    return Transcript(name, prompt, reasoning,
                       clinic.join(drawn.answer()) if answer is None else answer,
                       candidates=tuple(drawn.candidates()), labels=tuple(f.right.label for f in drawn.findings), spans=tuple(spans))
+
+
+def _steps(drawn: clinic.Clinic, reasoning: str, start: int) -> list[Span]:
+    """The finding words of every step of a reasoning that begins at character `start`.
+
+    What a model writes by itself may reject the label that was drawn as right; then the step leaves the other one.
+    """
+    step = re.compile(rf"^step \d+: (({'|'.join(clinic.CONCEPTS)})(?: (?:{'|'.join(clinic.QUALIFIERS)})\b)+)(?: maybe (\S+))?", re.MULTILINE)
+    findings = {finding.concept: finding for finding in drawn.findings}
+    spans = []
+    for found in step.finditer(reasoning):
+        if finding := findings.get(found[2]):
+            left = finding.near_miss if finding.near_miss and finding.right.label == found[3] else finding.right
+            spans.append(Span("mention", start + found.start(1), start + found.end(1), left.label))
+    return spans
 
 
 def draw(n: int, seed: int = 0) -> list[clinic.Clinic]:
