@@ -232,14 +232,17 @@ def measure(model: DecisionModel, prefix: Prefix, probes: Sequence[Probe], memor
     each, kinds = len(singles) + 2, max((len(p.margins) for p in probes), default=1)
     found = np.zeros((len(probes), each, kinds), np.float32)
     clean: list[torch.Tensor] = [torch.empty(0)] * len(probes)
+    few = [torch.empty(each - 1, len(branches[n * each + 1].ids)) for n in range(len(probes))]
     for i, logits in branch_logits(hooked, prefix, branches, memory):
         number, role = divmod(i, each)
-        margins = probes[number].margins
         if role == 0:
             clean[number] = logits[0].clone()
         else:
-            margins = tuple(m.among(branches[i].ids) for m in margins)
-        found[number, role, : len(margins)] = [float(margin(logits[0])) for margin in margins]
+            few[number][role - 1] = logits[0]
+    for number, probe in enumerate(probes):
+        for column, margin in enumerate(probe.margins):
+            found[number, 0, column] = float(margin(clean[number]))
+            found[number, 1:, column] = margin.among(branches[number * each + 1].ids)(few[number]).numpy()
     effects = np.zeros((len(probes), kinds, hooked.n_layers, hooked.n_heads), np.float32)
     layer, head = (list(x) for x in zip(*singles, strict=True))
     effects[:, :, layer, head] = (found[:, :1] - found[:, 2:]).transpose(0, 2, 1)

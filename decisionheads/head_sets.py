@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float
 
 from ._cache import Prefix
@@ -103,27 +104,27 @@ def set_margins(model: DecisionModel, cases: Sequence[Case], sets: Sequence[Head
     for prefix in dict.fromkeys(id(c.prefix) for c in cases):
         mine = [i for i, c in enumerate(cases) if id(c.prefix) == prefix]
         branches: list[Branch] = []
-        roles: list[tuple[int, int, int]] = []  # case, which of the two, set; -1 for the clean text and m0
+        place: list[tuple[int, int]] = []  # case, and its row
+        jobs = {i: [(-1, 0), (-1, 1), *((s, which) for which, wanted in enumerate((without, only)) for s, heads in enumerate(sets) if wanted and len(heads))] for i in mine}
+        ids = {i: tuple(sorted({cases[i].margin.chosen, *cases[i].margin.against, *cases[i].alternatives})) for i in mine}
         for i in mine:
             c = cases[i]
-            ids = tuple(sorted({c.margin.chosen, *c.margin.against, *c.alternatives}))
-            jobs = [(-1, 0, ()), (-1, 1, (Keep(HeadSet(), c.zbar),))]
-            jobs += [(s, 0, (MeanAblate(heads, c.zbar),)) for s, heads in enumerate(sets) if without and len(heads)]
-            jobs += [(s, 1, (Keep(heads, c.zbar),)) for s, heads in enumerate(sets) if only and len(heads)]
-            branches += [c.branch(change, ids) for _, _, change in jobs]
-            roles += [(i, which, s) for s, which, _ in jobs]
-        for n, logits in branch_logits(model.hooked, cases[mine[0]].prefix, branches, memory):
-            i, which, s = roles[n]
-            c, ids = cases[i], branches[n].ids
-            value = float(c.margin.among(ids)(logits[-1]))
-            best = c.alternatives[int(logits[-1][[ids.index(a) for a in c.alternatives]].argmax())] == c.margin.chosen
-            if s >= 0:
-                margins[which, s, i], kept[which, s, i] = value, best
-                continue
-            (m if which == 0 else m0)[i] = value
-            for e, heads in enumerate(sets):
-                if not len(heads) or not (without, only)[which]:
-                    margins[which, e, i], kept[which, e, i] = value, best
+            for n, (s, which) in enumerate(jobs[i]):  # set -1: the clean text, and m0
+                change = () if (s, which) == (-1, 0) else ((MeanAblate, Keep)[which](sets[s] if s >= 0 else HeadSet(), c.zbar),)
+                branches.append(c.branch(change, ids[i]))
+                place.append((i, n))
+        logits = {i: torch.empty(len(jobs[i]), len(ids[i])) for i in mine}
+        for n, rows in branch_logits(model.hooked, cases[mine[0]].prefix, branches, memory):
+            i, row = place[n]
+            logits[i][row] = rows[-1]
+        for i in mine:
+            c = cases[i]
+            value = c.margin.among(ids[i])(logits[i]).numpy()
+            best = (logits[i][:, [ids[i].index(a) for a in c.alternatives]].argmax(1) == c.alternatives.index(c.margin.chosen)).numpy()
+            m[i], m0[i] = value[:2]
+            margins[:, :, i], kept[:, :, i] = value[:2, None], best[:2, None]  # the empty set, and what is not wanted
+            which, where = np.array([w for _, w in jobs[i][2:]], int), np.array([s for s, _ in jobs[i][2:]], int)
+            margins[which, where, i], kept[which, where, i] = value[2:], best[2:]
     return SetMargins(m, m0, margins[0], margins[1], kept[0], kept[1])
 
 

@@ -279,10 +279,16 @@ def overlaps(sets: Mapping[str, HeadSet], total: int) -> list[dict[str, Any]]:
     Args:
         sets: name -> heads.
         total: heads of the model, from which chance draws (hypergeometric).
+
+    Raises:
+        ValueError: when a set has more heads than there are.
     """
     from itertools import combinations
 
     from scipy.stats import hypergeom
+
+    if (largest := max(map(len, sets.values()), default=0)) > total:
+        raise ValueError(f"{largest} heads are not drawn from {total}")
 
     return [{"sets": [a, b], "sizes": [len(sets[a]), len(sets[b])], "shared": len(sets[a] & sets[b]), "expected": round(len(sets[a]) * len(sets[b]) / total, 4),
              "p": round(float(hypergeom.sf(len(sets[a] & sets[b]) - 1, total, len(sets[a]), len(sets[b]))), 6)} for a, b in combinations(sets, 2)]

@@ -6,11 +6,11 @@ from typing import Any
 
 
 def percent(x: float | None) -> str:
-    return "n/a" if x is None else f"{100 * x:.0f}%"
+    return "n/a" if x is None else f"{round(100 * x) + 0}%"  # adding 0 leaves no minus before a zero
 
 
 def number(x: float | None, digits: int = 2, sign: str = "") -> str:
-    return "n/a" if x is None else f"{x:{sign}.{digits}f}"
+    return "n/a" if x is None else f"{round(x, digits) + 0:{sign}.{digits}f}"
 
 
 def limits(low: float | None, high: float | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from decisionheads.branches import Branch, branch_logits
 from decisionheads.cues import cued_codes
 from decisionheads.elicitation import elicit, leads, read_codes
 from decisionheads.elicitation_heads import _lead_cuts, _mean_z, _measure, _member, elicitation_heads
-from decisionheads.heads import overlap
 from decisionheads.transcripts import encode
 
 from . import oracle
@@ -342,13 +340,3 @@ def test_too_few_lead_cuts_and_unknown_places(model, texts, space):
     with pytest.raises(InputError, match="unknown place 'end'"):
         elicitation_heads(model, texts, space, cue=CUE, at="end")
 
-
-def test_overlap_counts_every_draw():
-    """The p-value against all sets there are."""
-    family, other = HeadSet([(0, 0), (0, 1), (1, 0)]), HeadSet([(0, 1), (1, 0), (1, 2), (1, 3)])
-    table = overlap(family, {"region": other, "none": HeadSet()}, 8).set_index("other")
-    draws = [len(HeadSet(d) & other) >= 2 for d in combinations(HeadSet.all(2, 4), 3)]
-    assert table.p_value["region"] == pytest.approx(np.mean(draws)) and table.shared["region"] == 2 and table.heads["region"] == "L0H1 L1H0"
-    assert table.expected["region"] == 1.5 and table.p_value["none"] == 1.0 and list(overlap(family, {}, 8).columns) == ["other", *table.columns]
-    with pytest.raises(ValueError, match="is not drawn from 2"):
-        overlap(family, {"region": other}, 2)
