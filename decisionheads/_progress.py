@@ -24,13 +24,16 @@ class Progress:
 
     def __call__(self, items: Iterable[Any], stage: str) -> Iterator[Any]:
         items = list(items)
-        share = self.shares.pop(stage, 0.0)  # a stage that comes twice counts once
+        share = float(self.shares.pop(stage, 0))  # a stage that comes twice counts once
         self.bar.set_description_str(f"{stage:{WIDTH}}")
         for item in items:
             yield item
-            self.bar.update(share / len(items))
+            self._advance(share / len(items))
         if not items:
-            self.bar.update(share)
+            self._advance(share)
+
+    def _advance(self, part: float) -> None:
+        self.bar.update(min(part, self.bar.total - self.bar.n))  # sums of parts are not exact
 
     def close(self) -> None:
         self.bar.close()

@@ -54,6 +54,7 @@ def discover(
     random_sets: Annotated[int, typer.Option(help="random sets that a head set is held against", min=20)] = 1_000,
     held_out: Annotated[int, typer.Option(help="most evaluation transcripts that sets are judged on; 0 for all", min=0)] = 0,
     cue: Annotated[str, typer.Option(help="text that asks for the region of code {number} ('\\ncue {number}:'), for elicitation; none: left out")] = "",
+    cut_from: Annotated[str, typer.Option(help="what cuts for the cue count back from: code or answer")] = "code",
     single_heads: Annotated[bool, typer.Option("--single-heads", help="stop after single heads: no sets, knock-in, families or blocked reads")] = False,
     given: Annotated[bool, typer.Option(help="answers are not the model's own greedy output: keep choices that lost")] = False,
     sanity: Annotated[str, typer.Option(help="none, pseudo-events or random-weights: runs that should find nothing")] = "none",
@@ -69,9 +70,11 @@ def discover(
 
     if sanity not in ("none", "pseudo-events", "random-weights"):
         raise InputError(f"unknown sanity run {sanity!r}: choose none, pseudo-events or random-weights")
+    if cut_from not in ("code", "answer"):
+        raise InputError(f"unknown place {cut_from!r} to cut from: choose code or answer")
     random = sanity == "random-weights"
     options = Options(kinds_of(kinds), alpha, seed=seed, draws=draws, caliper=caliper, minimum=minimum, greedy=not (given or random), target=target, random_sets=random_sets,
-                      held_out=held_out, cue=cue.replace("\\n", "\n"), together=sanity == "none" and not single_heads, pseudo=sanity == "pseudo-events")
+                      held_out=held_out, cue=cue.replace("\\n", "\n"), cut_from=cut_from, together=sanity == "none" and not single_heads, pseudo=sanity == "pseudo-events")
     state = discover_files(model, transcripts, labels, out, options, dtype=dtype, device=device, memory=memory * 2**20, with_text=with_text, random_weights=random)
     typer.echo(json.dumps(state["summary"]) if as_json else show(out))
 

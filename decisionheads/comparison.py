@@ -11,7 +11,7 @@ import pandas as pd
 
 from .errors import InputError
 from .heads import Head
-from .run_folder import open_run
+from .run_folder import open_run, read_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +37,7 @@ class Run:
         if "global" not in state["summary"]:
             raise InputError(f"{folder} holds single heads only (a sanity run); compare runs that went on to head sets")
         for name in ("heads", "reads", "phase_matrix"):
-            try:
-                tables[name] = pd.read_csv(folder / f"{name}.csv")
-            except (OSError, ValueError):
-                raise InputError(f"{folder / name}.csv cannot be read; make the run again in a new folder") from None
+            tables[name] = read_table(folder / f"{name}.csv")
         return cls(Path(str(manifest["model"])).name, (manifest["layers"], manifest["heads"]), state["summary"], tables)
 
     def depth(self, heads: list[str]) -> float:

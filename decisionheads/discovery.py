@@ -17,6 +17,7 @@ from ._progress import Progress
 from .ablation import ReferenceMeans, event_margin
 from .branches import MEMORY
 from .calibration import Calibration, MatchedSets, Sets, bootstrap_interval, calibrate
+from .cues import formatted
 from .errors import ExactnessError, InputError
 from .events import Kind, find_closers
 from .heads import Head, HeadSet
@@ -113,6 +114,8 @@ def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: La
         InputError: for too few usable transcripts, and whatever transcripts and labels raise.
     """
     asked = Options(**options)
+    if asked.cue:
+        formatted(asked.cue, 1)  # refused now rather than after an hour
     parts = split(transcripts, asked.seed)
     if any(len(part) < 2 for part in parts.values()):
         groups = len({t.group or t.id for t in transcripts})

@@ -122,7 +122,7 @@ class Elicitation:
 
     Attributes:
         codes: the mentions, by transcript id, then in order of the answer; the arrays below follow them.
-        margins: after `k + 1` in column `k`, at the text as it is.
+        margins: `k` tokens before the code in column `k - 1`, in the text as it is.
         note: the same with the note replaced; NaN where there is no note.
         before: at as many cuts before the mention, nearest first.
         named: whether the name of the region stood in what was kept.
@@ -158,7 +158,7 @@ class Elicitation:
         return np.array([c.cuts[-1].k for c in self.codes], int)
 
     def summary(self) -> dict:
-        """Shares with 95% limits, over transcripts or groups; JSON-ready, None where there is nothing to count."""
+        """Shares with 95% limits over transcripts or groups, those of the lead of its mean; JSON-ready, None where there is nothing to count."""
         groups = np.unique([c.group for c in self.codes], return_inverse=True)[1]
         lead, furthest = self.lead, self.furthest
         low, high = bootstrap_interval(lead[:, None].astype(float), groups) if len(lead) else ([np.nan], [np.nan])

@@ -75,7 +75,7 @@ class ElicitationHeads:
         selected: heads with `q <= alpha` and an effect of at least `delta` of the median `m - m0`.
         layers: one row for each layer: how many are selected, and its part of all supporting effects.
         calibration: statistics and null distribution.
-        summary: counts, margins and held-out figures; JSON-ready.
+        summary: counts, margins and held-out figures; JSON-ready. What was left out is counted over all splits.
     """
 
     table: pd.DataFrame

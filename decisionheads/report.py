@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from .run_folder import read_json
+from .run_folder import read_json, read_table
 from .words import closing_lines, kind_lines
 
 STYLE = """
@@ -45,7 +45,7 @@ def build_report(folder: Path) -> str:
         parts.append(f"<p class=warning>{len(summary['set_aside'])} transcripts were set aside: {escape('; '.join(list(summary['set_aside'].values())[:3]))}</p>")
     if (folder / "example.json").is_file():
         parts.append(_example(read_json(folder / "example.json")))
-    table_of = lambda name: pd.read_csv(folder / f"{name}.csv")  # noqa: E731
+    table_of = lambda name: read_table(folder / f"{name}.csv")  # noqa: E731
     draw = lambda figures: [f.to_html(full_html=False, include_plotlyjs=False, config={"displayModeBar": False, "responsive": True}) for f in figures]  # noqa: E731
     together = "global" in summary
     texts, knocked = (table_of("texts"), table_of("knock_in")) if together else (None, None)
@@ -83,7 +83,7 @@ def _together(summary: dict, table_of, draw, texts: pd.DataFrame) -> str:
         table = table_of(name)
         if len(table):
             parts += draw([figure(table) for figure in figures])
-    if summary.get("elicitation"):
+    if (summary.get("elicitation") or {}).get("mentions"):
         parts += draw([plots.elicitation_lead(summary["elicitation"])])
     return "\n".join(parts)
 

@@ -32,6 +32,8 @@ from .heads import HeadScores
 from .necessity import plain
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from .discovery import Discovery
 
 PACKAGES = ("decisionheads", "torch", "transformers", "transformer-lens", "numpy", "scipy", "statsmodels", "tokenizers")
@@ -211,6 +213,22 @@ def open_run(path: Path) -> dict[str, Any]:
     if missing or not {"model", "layers", "heads"} <= set(manifest):
         raise InputError(f"{path} is not whole ({', '.join(missing) or 'run.json'}); make the run again in a new folder")
     return {"manifest": manifest, "summary": read_json(path / "summary.json")}
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """A table of a run folder; empty where nothing was there to write.
+
+    Raises:
+        InputError: if it is missing or no table.
+    """
+    import pandas as pd
+
+    try:
+        return pd.read_csv(path)
+    except pd.errors.EmptyDataError:
+        return pd.DataFrame()
+    except (OSError, ValueError):
+        raise InputError(f"{path} cannot be read; make the run again in a new folder") from None
 
 
 def hash_files(paths: Sequence[Path]) -> str:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Array = np.ndarray
 SELECTING = 40  # transcripts with a decision of a kind, evenly over the split, that its set is selected on
 COMPARED = 20  # held-out transcripts on which other references are tried
-ASKED = {"reference": 12, "selection": 24, "evaluation": 12}  # transcripts whose lead cuts are ablated
+ASKED = {"reference": 20, "selection": 24, "evaluation": 12}  # transcripts whose lead cuts are ablated
 OTHER = {BLOCK: NEAR, NEAR: BLOCK}
 FAMILY_SPAN = {"region": BLOCK, "near-miss": NEAR}
 FAMILY_KINDS: dict[str, tuple[Kind, ...]] = {"region": ("region", "label"), "near-miss": ("departure",)}
@@ -107,7 +107,7 @@ class Standing:
     def elicitation_summary(self) -> dict | None:
         """Leads with their baselines, and the heads with their overlaps; None where it was not asked for."""
         if self.elicited is None:
-            return None
+            return {"mentions": 0, "undefined": self.eliciting["asked"]} if self.eliciting else None
         heads = {}
         for at, e in self.eliciting.items():
             if isinstance(e, str):
@@ -155,8 +155,9 @@ def stand(model: DecisionModel, splits: tuple[Sequence[Survey], Sequence[Survey]
         chosen = Selection(together, 1.0, (), (), True, frozenset().union(*(s.seen for s in selections.values()))) if name == "global" else selections[name]
         judged[name] = judge(model, cases, chosen, seed=asked.seed, some=asked.random_sets, memory=memory)
     phase = phase_matrix(model, held, sets, seed=asked.seed, memory=memory)
-    knocked = {kind: knock_in(model, evaluation, sets[kind], kind, seed=asked.seed, memory=memory) for kind in bar(list(held), "knocking in")}
-    robust = [robustness(model, of_some_texts(held[kind], COMPARED), sets[kind], references[kind], seed=asked.seed, memory=memory).assign(kind=kind) for kind in bar(list(held), "sets under other references")]
+    some = [kind for kind in held if len(sets[kind])]
+    knocked = {kind: knock_in(model, evaluation, sets[kind], kind, seed=asked.seed, memory=memory) for kind in bar(some, "knocking in")}
+    robust = [robustness(model, of_some_texts(held[kind], COMPARED), sets[kind], references[kind], seed=asked.seed, memory=memory).assign(kind=kind) for kind in bar(some, "sets under other references")]
     sinks = find_sinks(model, [(s.reading.prefix, s.nulls.positions[:: max(1, len(s.nulls.positions) // 8)].tolist()) for s in splits[0] if len(s.nulls.positions)], template, memory=memory)
     reads = measure_reads(model, list(bar(matched_events(splits[1], matched), "measuring reads")), sinks, draws=asked.draws, seed=asked.seed, memory=memory)
     pool = {kind: calibrated[kind] | selections[kind].heads for kind in kinds}
@@ -181,7 +182,10 @@ def _elicit(model: DecisionModel, splits: Sequence[Sequence[Survey]], labels: La
     texts = {name: [s.reading.transcript for s in part] for name, part in zip(ASKED, splits, strict=True)}
     steps = bar(["code", "cut", "cue"], "asking before the code")
     next(steps)
-    elicited = elicit(model, texts["evaluation"][:asked.held_out or None], labels, cue=asked.cue, where=asked.cut_from, memory=memory)
+    try:
+        elicited = elicit(model, texts["evaluation"][:asked.held_out or None], labels, cue=asked.cue, where=asked.cut_from, memory=memory)
+    except InputError as error:  # a cue that gives the answer away: the rest of the run stands
+        return None, {"asked": str(error)}
     few, eliciting = {name: part[:ASKED[name]] for name, part in texts.items()}, {}
     for at in steps:
         try:

@@ -108,7 +108,7 @@ def family_depth(table: pd.DataFrame) -> Figure:
         if len(part):
             said.append(f"{family} {part['layer'].mean() / max(1, layers - 1):.2f}")
     layout(figure, f"Mean relative depth: {', '.join(said)}" if said else "No head belongs to a family", "layer", "heads", 320)
-    figure.update_yaxes(dtick=max(1, int(heads.groupby(["family", "layer"]).size().max() // 5)))
+    figure.update_yaxes(dtick=max(1, int(heads.groupby(["family", "layer"]).size().max() // 5)) if said else 1)
     figure.update_xaxes(dtick=1 if layers <= 16 else 4, zeroline=False)
     return figure.update_layout(showlegend=True, barmode="group", legend={"orientation": "h", "y": -0.3})
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from . import tiny
 from .comparison import Comparison
+from .cues import formatted
 from .discovery import Discovery, discover
 from .errors import InputError
 from .events import Kind
@@ -37,6 +38,8 @@ def discover_files(model: str, transcripts: Path, labels: Path, out: Path, optio
     space = LabelSpace.load(labels)
     texts = load_transcripts(transcripts, _tokenizer_for(model, transcripts))
     check_usable(texts, space, transcripts)
+    if options.cue:
+        formatted(options.cue, 1)
     inputs = {"model": _model_hash(model), "transcripts": hash_files([transcripts]), "labels": hash_files([labels]),
               "options": asdict(options), "dtype": dtype, "with_text": with_text, "random_weights": random_weights}
     RunFolder.check(out, inputs)

@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--minimum", type=int, default=8, help="fewest reference events of a kind")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    options = Options(caliper=1.0, minimum=args.minimum)
+    options = Options(caliper=1.0, minimum=args.minimum, random_sets=100)
     inputs = {"model": args.model, "texts": args.texts, "example": "icd_picking", "codes": f"simple-icd-10-cm {version('simple-icd-10-cm')}", "options": asdict(options)}
     store = RunFolder(args.out, inputs)
     store.make()

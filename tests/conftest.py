@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import jaxtyping
 import pytest
 import torch
 
@@ -108,11 +110,22 @@ def means(model, readings):
         return reference_means(model, readings[:6], minimum=3)
 
 
+@contextmanager
+def shapes_unchecked():
+    """Whole runs call small functions a million times: their shapes are checked in the tests of those functions."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory):
     """The run folder of a demo of 40 texts."""
     from decisionheads.cli import main
 
     out = tmp_path_factory.mktemp("demo") / "run"
-    assert main(["demo", "--texts", "40", "--out", str(out)]) == 0
+    with shapes_unchecked():
+        assert main(["demo", "--texts", "40", "--out", str(out)]) == 0
     return out

@@ -11,7 +11,7 @@ import pytest
 from decisionheads import HeadScores, HeadSet
 from decisionheads.cli import main
 
-from .conftest import save_random
+from .conftest import save_random, shapes_unchecked
 
 COLUMNS = ["kind", "layer", "head", "rank", "effect", "ci_low", "ci_high", "null_effect", "statistic", "p_value", "p_maxt", "q_value", "attribution", "dla", "resample", "selected"]
 
@@ -29,7 +29,7 @@ def test_demo_prints_heads_and_writes_a_run_folder(demo, capsys):
     sets, summary, manifest = (json.loads((demo / f"{name}.json").read_text()) for name in ("sets", "summary", "run"))
     for kind, found in summary["kinds"].items():
         assert sets[kind]["digest"] == HeadSet(sets[kind]["heads"]).digest and len(sets[kind]["heads"]) == found["set_size"]
-        assert found["knock_in"]["identity"] == 0.0
+        assert found["knock_in"]["identity"] == 0.0 if found["set_size"] else found["knock_in"] is None
     assert manifest["finished"] and "2026" not in (demo / "sets.json").read_text() and manifest["versions"]["torch"]
     parts = [set(manifest["splits"][name]) for name in ("reference", "selection", "evaluation")]
     assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2]) and sum(map(len, parts)) == 40
@@ -71,8 +71,9 @@ def files(demo, tmp_path_factory):
 def discover(files, out, *more, transcripts=None, labels=None, model=None):
     from decisionheads import tiny
 
-    return main(["discover", "--model", str(model or tiny.path("llama")), "--transcripts", str(transcripts or files / "t.jsonl"),
-                 "--labels", str(labels or files / "l.csv"), "--out", str(out), *more])
+    with shapes_unchecked():
+        return main(["discover", "--model", str(model or tiny.path("llama")), "--transcripts", str(transcripts or files / "t.jsonl"),
+                     "--labels", str(labels or files / "l.csv"), "--out", str(out), *more])
 
 
 def test_discover_on_files_equals_the_demo(demo, files, tmp_path, capsys):
@@ -186,3 +187,8 @@ def test_nothing_is_overwritten(tmp_path, capsys):
 def test_help_lists_the_commands(capsys):
     assert main(["--help"]) == 0
     assert {"demo", "verify", "discover", "show", "report"} <= set(capsys.readouterr().out.split())
+
+
+def test_a_cue_that_cannot_be_used_is_refused_before_anything_is_loaded(files, tmp_path, capsys):
+    for more, said in ((["--cue", "code {name}:"], "cue"), (["--cue", "x", "--cut-from", "end"], "choose code or answer")):
+        refused(discover(files, tmp_path / "out", *more), said, tmp_path, capsys)

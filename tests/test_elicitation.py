@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from decisionheads import DecisionModel, HeadSet, InputError, LabelSpace, Span, Transcript, plots, tiny
+from decisionheads import DecisionModel, InputError, LabelSpace, Span, Transcript, plots, tiny
 from decisionheads.branches import Branch, branch_logits
 from decisionheads.cues import cued_codes
 from decisionheads.elicitation import elicit, leads, read_codes
@@ -85,7 +85,8 @@ def test_order_and_packs_change_nothing(model, texts, space, asked):
     for name in ("margins", "note", "before"):
         np.testing.assert_allclose(getattr(again, name), getattr(asked, name), atol=1e-4)
     assert again.summary() == asked.summary()
-    few = [model.read(t, model.find_events(t, space)) for t in texts]
+    events = [model.find_events(t, space).events for t in texts]
+    few = [model.read(t, e if i % 2 else e[:1]) for i, (t, e) in enumerate(zip(texts, events, strict=True))]  # some read to their first event only
     np.testing.assert_allclose(elicit(model, few, space, cue=CUE, most=60).margins, asked.margins, atol=1e-4)
 
 
@@ -119,6 +120,7 @@ def test_what_comes_back_can_be_kept_and_shown(asked):
     frame = asked.to_frame()
     assert len(frame) == s["mentions"] and (frame.lead == asked.lead).all() and (frame.cuts <= frame.distance).all()
     assert s["right_by_k"][1]["share"] == pytest.approx((asked.margins[:, 1] > 0).mean(), abs=1e-6)
+    assert s["lead"]["low"] <= s["lead"]["mean"] == pytest.approx(asked.lead.mean(), abs=1e-6) and s["lead"]["mean"] <= s["lead"]["high"] and s["lead"]["capped"] == 0
     assert "100% elicitable" in repr(asked) and s["elicitable"]["low"] < 1 == s["elicitable"]["high"]
     figure = plots.elicitation_lead(s)
     assert f"100% of {len(frame)} regions" in figure.layout.title.text and figure.layout.xaxis.range[0] > figure.layout.xaxis.range[1] == 0
@@ -247,6 +249,20 @@ def test_texts_that_cannot_be_read_are_set_aside(spelled):
         elicit(spelling, [t, t], ICD, cue="\nregion:")
 
 
+def test_a_text_whose_rows_are_not_exact_is_set_aside(spelled, monkeypatch):
+    from decisionheads._hooked import Hooked
+
+    real = Hooked.prefill
+
+    def prefill(self, ids, *a, **k):
+        prefix = real(self, ids, *a, **k)
+        return replace(prefix, logits=prefix.logits + 0.1 * prefix.logits.roll(1, -1))
+
+    monkeypatch.setattr(Hooked, "prefill", prefill)
+    found = elicit(spelled[0], [spelled[2]], ICD, cue="\nregion {number}:", most=5)
+    assert not found.codes and "the rows of a cue differ from the plain model" in found.set_aside["t"]
+
+
 # -- heads ------------------------------------------------------------------------------------------------
 
 
@@ -339,4 +355,3 @@ def test_too_few_lead_cuts_and_unknown_places(model, texts, space):
         elicitation_heads(model, texts, space, cue=CUE)
     with pytest.raises(InputError, match="unknown place 'end'"):
         elicitation_heads(model, texts, space, cue=CUE, at="end")
-

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from decisionheads import Margin
 from decisionheads import standing_plots as plots
@@ -106,9 +107,11 @@ def test_half_of_nothing_is_no_agreement():
 
 
 def test_some_texts_are_taken_whole_and_evenly():
+    from decisionheads._cache import Prefix
     from decisionheads.head_sets import Case
 
-    cases = [Case(None, 5, np.zeros((1, 1, 1), np.float32), Margin(1, (2,)), (1, 2), f"t{i // 2}", "g", 3) for i in range(20)]
+    prefix = Prefix(torch.zeros(1, dtype=torch.long), None, torch.zeros(0, 3))
+    cases = [Case(prefix, 5, np.zeros((1, 1, 1), np.float32), Margin(1, (2,)), (1, 2), f"t{i // 2}", "g", 3) for i in range(20)]
     kept = of_some_texts(cases, 4)
     assert [c.transcript for c in kept] == ["t0", "t0", "t3", "t3", "t6", "t6", "t9", "t9"] and of_some_texts(cases, 99) == cases and of_some_texts([], 3) == []
 
@@ -122,3 +125,20 @@ def test_one_bar_counts_every_stage_once(capsys):
     assert list(bar([7], "other")) == [7] and bar.bar.n == 4.0
     bar.close()
     assert "100%" in capsys.readouterr().err
+
+
+def test_a_run_in_which_nothing_was_selected_is_shown_and_reported(demo, tmp_path, capsys):
+    """Tables may be empty: nothing to knock in, nothing to block."""
+    from decisionheads.run_folder import read_table
+
+    bare = tmp_path / "bare"
+    shutil.copytree(demo, bare)
+    summary = json.loads((bare / "summary.json").read_text())
+    for found in summary["kinds"].values():
+        found.update(set=[], set_size=0, knock_in=None, read_blocking={})
+    (bare / "summary.json").write_text(json.dumps(summary))
+    for name in ("knock_in", "read_blocking", "reads", "references"):
+        (bare / f"{name}.csv").write_text("\n")
+    assert len(read_table(bare / "reads.csv")) == 0
+    assert main(["show", str(bare)]) == 0 and "held out: no set to test" in capsys.readouterr().out
+    assert main(["report", str(bare)]) == 0 and main(["compare", str(demo), str(bare)]) == 0
