@@ -84,6 +84,10 @@ class ElicitationHeads:
     calibration: Calibration
     summary: dict
 
+    def to_frame(self) -> pd.DataFrame:
+        """Every head, ranked; `plots.effect_map` and `plots.ranked_heads` draw it."""
+        return self.table
+
     def __repr__(self) -> str:
         s = self.summary
         return f"ElicitationHeads(at the {s['at']}: {self.selected!r}; {s['events']} mentions, m {s['m']:.2f} and m0 {s['m0']:.2f} logits)"

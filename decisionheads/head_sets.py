@@ -27,6 +27,8 @@ from .interventions import Keep, MeanAblate
 from .margin import Margin
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from .model import DecisionModel, Reading
 
 Array = np.ndarray
@@ -160,6 +162,18 @@ class Selection:
     def digest(self) -> str:
         """Content hash of the set."""
         return self.heads.digest
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row for each head that was tried: `kept`, whether it was a helper, and the recovery once it was removed."""
+        import pandas as pd
+
+        removed, tried = dict(self.removed), sorted({*self.heads, *(h for h, _ in self.removed)})
+        return pd.DataFrame([{"layer": h.layer, "head": h.head, "kept": h in self.heads, "helper": h in self.added, "recovery_without": removed.get(h, np.nan)} for h in tried],
+                            columns=["layer", "head", "kept", "helper", "recovery_without"])
+
+    def __repr__(self) -> str:
+        helped = f", {len(self.added)} helpers tried" if self.added else ""
+        return f"Selection({self.heads!r}, recovery {self.recovery:.2f}{'' if self.reached else ', short of the target'}{helped})"
 
 
 def select(model: DecisionModel, cases: Sequence[Case], candidates: HeadSet, *, target: float = 0.8, memory: int = MEMORY) -> Selection:

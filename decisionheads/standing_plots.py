@@ -21,7 +21,7 @@ FAMILY_COLOUR = {"region": FOR, "near-miss": AGAINST, "neither": MUTED}
 
 
 def texts_judged(table: pd.DataFrame, name: str, random_95: tuple[float | None, float | None] = (None, None)) -> Figure:
-    """Necessity and sufficiency of a set, one point for each held-out text (rows of `texts.csv`).
+    """Necessity and sufficiency of a set, one point for each held-out text (rows of `texts.csv`, or `Judged.to_frame()`).
 
     Args:
         name: of the set.
@@ -29,7 +29,7 @@ def texts_judged(table: pd.DataFrame, name: str, random_95: tuple[float | None, 
     """
     import plotly.graph_objects as go
 
-    mine = table[table["set"] == name]
+    mine = table[table["set"] == name] if "set" in table else table
     figure = go.Figure()
     shares = []
     for x, (column, p, word) in enumerate((("necessity", "necessity_p", "necessary"), ("sufficiency", "sufficiency_p", "sufficient"))):
@@ -116,10 +116,12 @@ def family_depth(table: pd.DataFrame) -> Figure:
 def blocked_reads(table: pd.DataFrame) -> Figure:
     """What is left of a family's effect when it cannot read: removed share with its interval, arms above, controls below.
 
-    Families and kinds for which it is undefined are left out.
+    Rows of `read_blocking.csv`, or `Blocked.to_frame()`. Families and kinds for which it is undefined are left out.
     """
     import plotly.graph_objects as go
 
+    if "family" not in table:  # of one set, not of a run
+        table = table.assign(family=np.where(table["span"] == "near-miss", "near-miss", "region"))
     defined = table[table["removed"].notna()].copy()
     panels = list(dict.fromkeys(zip(defined["family"], defined["kind"], defined["span"], strict=True)))
     if not panels:
@@ -149,6 +151,7 @@ def reference_choices(table: pd.DataFrame) -> Figure:
     """Necessity and recovery of each kind's set under other references than the mean, and with all positions from the answer on ablated."""
     import plotly.graph_objects as go
 
+    table = table if "kind" in table else table.assign(kind="set")
     kinds, references = list(dict.fromkeys(table["kind"])), list(dict.fromkeys(table["reference"]))
     figure = go.Figure()
     for column, colour, symbol, shift in (("necessity", FOR, "circle", -0.12), ("recovery", AGAINST, "diamond-open", 0.12)):

@@ -71,8 +71,11 @@ def kind_lines(found: dict[str, Any]) -> list[str]:
 
 def elicitation_lines(found: dict[str, Any] | None) -> list[str]:
     """From where on a region can be had by asking, its baselines, and the heads that make it so."""
-    if not found or not found["mentions"]:
-        return ["", f"elicitation: {found['undefined']}"] if found and "undefined" in found else []
+    if not found:
+        return []
+    if not found["mentions"]:
+        reasons = ", ".join(f"{n} {reason}" for reason, n in found.get("dropped", {}).get("codes", {}).items())
+        return ["", f"elicitation: {found.get('undefined') or f'no code could be asked for ({reasons})'}"]
     share, lead, base = found["elicitable"], found["lead"], found["baselines"]
     lines = ["", f"elicitation: {share['k']} of {share['n']} regions{limits(share['low'], share['high'])} can be had by asking before they are written; lead {number(lead['median'], 0)} tokens "
              f"before the {found['where']} (median; mean {number(lead['mean'], 1)}{limits(lead['low'], lead['high'])})",

@@ -82,6 +82,8 @@ def test_a_backup_outside_the_candidates_is_added(model, cases, monkeypatch):
     arithmetic(monkeypatch, lambda s: 0.5 * (s >= A) + 0.4 * (s >= D) + 0.1 * (s >= C))
     chosen = select(model, cases, A)
     assert chosen.heads == A | D and [str(h) for h in chosen.added] == ["L3H3"]
+    assert chosen.to_frame().to_dict("list") | {"recovery_without": []} == {"layer": [0, 3], "head": [0, 3], "kept": [True, True], "helper": [False, True], "recovery_without": []}
+    assert "HeadSet(2: L0H0, L3H3), recovery 0.90, 1 helpers tried" in repr(chosen)
 
 
 def test_an_opposing_head_does_not_stop_the_elimination(model, cases, monkeypatch):

@@ -14,6 +14,18 @@ from decisionheads._self_test import self_test
 from .conftest import save_random
 
 
+@pytest.fixture(autouse=True)
+def the_shared_model_keeps_its_paths(request):
+    """What a test on a broken model chose is not for the tests after it."""
+    hooked = request.getfixturevalue("random_model").hooked if "random_model" in request.fixturenames else None
+    names = ("packed", "prefills", "skipping", "narrow", "weighted")
+    before = {name: getattr(hooked, name) for name in names} if hooked is not None else {}
+    yield
+    for name, value in before.items():
+        setattr(hooked, name, value)
+
+
+
 def test_a_good_model_is_exact(random_model):
     result = self_test(random_model.hooked, random_model.tokenizer)
     assert result.verdict == "exact" and result.reason == ""

@@ -15,7 +15,7 @@ from decisionheads import standing_plots as plots
 from decisionheads.cli import main
 from decisionheads.comparison import compare
 from decisionheads.standing import jaccard, of_some_texts
-from decisionheads.words import blocking_lines, judged_lines, knock_in_line
+from decisionheads.words import blocking_lines, elicitation_lines, judged_lines, knock_in_line
 
 
 def test_two_runs_side_by_side(demo, tmp_path, capsys):
@@ -142,3 +142,18 @@ def test_a_run_in_which_nothing_was_selected_is_shown_and_reported(demo, tmp_pat
     assert len(read_table(bare / "reads.csv")) == 0
     assert main(["show", str(bare)]) == 0 and "held out: no set to test" in capsys.readouterr().out
     assert main(["report", str(bare)]) == 0 and main(["compare", str(demo), str(bare)]) == 0
+
+
+def test_a_notebook_can_draw_what_each_verb_returns(demo):
+    """Without the columns that a run adds."""
+    texts, blocked, references = (pd.read_csv(demo / f"{name}.csv") for name in ("texts", "read_blocking", "references"))
+    one = texts[texts["set"] == "global"].drop(columns="set")
+    assert plots.texts_judged(one, "mine").layout.title.text.startswith("Mine set: necessary in")
+    first = blocked[(blocked["kind"] == "region")].drop(columns="family")
+    assert "Blocking" in plots.blocked_reads(first).layout.title.text
+    assert "recovery falls" in plots.reference_choices(references[references["kind"] == references["kind"].iloc[0]].drop(columns="kind")).layout.title.text
+
+
+def test_elicitation_says_why_nothing_could_be_asked():
+    assert elicitation_lines(None) == [] and elicitation_lines({"mentions": 0, "undefined": "the cue names it"})[1] == "elicitation: the cue names it"
+    assert elicitation_lines({"mentions": 0, "dropped": {"codes": {"not mentioned in the reasoning": 7}}})[1] == "elicitation: no code could be asked for (7 not mentioned in the reasoning)"
