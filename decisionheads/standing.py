@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .ablation import ReferenceMeans
+from .ablation import MINIMUM, ReferenceMeans
 from .calibration import MatchedSets, p_value
 from .elicitation import Elicitation, elicit
 from .elicitation_heads import ElicitationHeads, elicitation_heads
@@ -190,7 +190,7 @@ def _elicit(model: DecisionModel, splits: Sequence[Sequence[Survey]], labels: La
     for at in steps:
         try:
             eliciting[at] = elicitation_heads(model, few, labels, cue=asked.cue, where=asked.cut_from, at=at, alpha=asked.alpha, delta=asked.delta, seed=asked.seed, draws=asked.draws,
-                                              minimum=min(asked.minimum, 30), memory=memory)
+                                              minimum=min(asked.minimum, MINIMUM), memory=memory)
         except InputError as error:
             eliciting[at] = str(error)
     return elicited, eliciting

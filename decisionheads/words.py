@@ -58,7 +58,7 @@ def blocking_lines(found: dict[str, Any]) -> list[str]:
             continue
         arm, controls = b["before softmax"], ("other family's span", "equal span", "other heads", "all but the span")
         said = ", ".join(f"{c} {percent(b[c]['removed'])}" for c in controls if b[c]["removed"] is not None)
-        lines.append(f"    {name} blocked removes {percent(arm['removed'])}{limits(arm['low'], arm['high'])} of the effect of {b['heads']} heads ({said})")
+        lines.append(f"    {name} blocked removes {percent(arm['removed'])}{limits(arm['low'], arm['high'])} of the effect of {b['heads']} head{'' if b['heads'] == 1 else 's'} ({said})")
     return lines
 
 
