@@ -14,6 +14,7 @@ FLOORS = [
     ["errors", "_progress", "words"],
     ["heads", "labels"],
     ["transcripts", "calibration"],
+    ["corpora"],
     ["events", "margin"],
     ["interventions", "cues"],
     ["_cache", "_unembed"],
