@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ._cache import Prefix
-from ._rows import BlockedReads, PatternHook, Rows, ZHook, eval_mode
+from ._rows import BlockedReads, Choose, PatternHook, Rows, ZHook, eval_mode
 from ._unembed import LIMIT, Unembedding
 from .errors import InputError
 from .heads import HeadSet
@@ -81,13 +81,16 @@ class Classic:
         return seen["z"], seen["out"]
 
     @torch.no_grad()
-    def generate(self, ids: Int[Tensor, " position"], longest: int) -> Int[Tensor, " new"]:
-        """The tokens that the model writes after a prompt, greedily, up to its end token (kept)."""
+    def generate(self, ids: Int[Tensor, " position"], longest: int, choose: Choose | None = None) -> Int[Tensor, " new"]:
+        """The tokens that the model writes after a prompt: greedily up to its end token (kept), or as `choose` says."""
         end, written = self.model.tokenizer.eos_token_id, ids.to(self.device)
         for _ in range(longest):
-            token = self._forward(written[None])[0, -1].argmax()
-            written = torch.cat([written, token[None]])
-            if token == end:
+            logits = self._forward(written[None])[0, -1]
+            token = int(logits.argmax()) if choose is None else choose(logits)
+            if token is None:
+                break
+            written = torch.cat([written, torch.tensor([token], device=self.device)])
+            if choose is None and token == end:
                 break
         return written[len(ids):]
 

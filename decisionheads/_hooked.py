@@ -20,7 +20,7 @@ from torch import Tensor
 from ._batch_rows import batch_rows
 from ._cache import Prefix, cache_argument, full_cache, layer_windows, longest_reach, read_only_cache
 from ._late_entry import entering
-from ._rows import BlockedReads, PatternHook, Rows, ZHook, eval_mode
+from ._rows import BlockedReads, Choose, PatternHook, Rows, ZHook, eval_mode
 from ._unembed import LIMIT, Unembedding, same_weight
 from .errors import InputError
 from .heads import HeadSet
@@ -128,11 +128,20 @@ class Hooked:
         return seen[0][0].view(self.n_heads, -1), seen[0][1]
 
     @torch.no_grad()
-    def generate(self, ids: Int[Tensor, " position"], longest: int) -> Int[Tensor, " new"]:
-        """The tokens that the model writes after a prompt, greedily."""
+    def generate(self, ids: Int[Tensor, " position"], longest: int, choose: Choose | None = None) -> Int[Tensor, " new"]:
+        """The tokens that the model writes after a prompt: greedily up to its end token (kept), or as `choose` says."""
+        given, stop = {}, []
+        if choose is not None:
+
+            def only(written: Tensor, scores: Tensor) -> Tensor:
+                token = choose(scores[0])
+                stop.extend([] if token is not None else [True])
+                return torch.full_like(scores, -torch.inf).index_fill_(1, torch.tensor([token or 0], device=scores.device), 0)
+
+            given = {"logits_processor": [only], "stopping_criteria": [lambda written, scores: torch.tensor([bool(stop)], device=written.device)], "eos_token_id": None}
         with self.hooks() if self.plain is None else eval_mode(self.model):  # a bridge needs its cache repaired
-            out = self.model.generate(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], do_sample=False, max_new_tokens=longest)
-        return out[0, len(ids):]
+            out = self.model.generate(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], do_sample=False, max_new_tokens=longest, **given)
+        return out[0, len(ids):len(out[0]) - len(stop)]
 
     # -- output projection -------------------------------------------------------------------
 
@@ -206,9 +215,9 @@ class Hooked:
             return self.unembedding.logits(out if "logits_to_keep" in given else out[keep], hidden, keep)
         places = torch.arange(start, start + part.shape[1], device=self.device)
         distance = places[:, None] - torch.arange(start + part.shape[1], device=self.device)[None]
-        mask = lambda layer: self._additive(((distance >= 0) & (distance < (self.windows[layer] or start + part.shape[1])))[None])  # noqa: E731
+        mask = lambda layer: self.additive(((distance >= 0) & (distance < (self.windows[layer] or start + part.shape[1])))[None])  # noqa: E731
         with self.hooks(mask), self.unembedding.hidden(self.bridge.ln_final) as hidden:
-            out = self._forward(part, places[None], cache, mask(0), keep)
+            out = self.forward(part, places[None], cache, mask(0), keep)
         return self.unembedding.logits(out, hidden, keep)
 
     # -- rows ------------------------------------------------------------------------------
@@ -249,23 +258,23 @@ class Hooked:
             n = rows.active(layer)
             visible = masks[self.windows[layer]][None, :n, :length + n]
             cut = blocked(layer) if blocked is not None else None
-            return self._additive(visible if cut is None else visible & ~cut[:, :n, :length + n])
+            return self.additive(visible if cut is None else visible & ~cut[:, :n, :length + n])
 
         keep = None if rows.full is None else torch.tensor(rows.full or (0,), device=self.device)
         with (self.hooks(mask, z_hook, on_pattern), entering(self.bridge.blocks, rows),
               self.unembedding.hidden(self.bridge.ln_final, always=ids is not None) as hidden):
-            out = self._forward(rows.tokens[None], rows.positions[None], read_only_cache(prefix, length), self._additive(allowed[None]), keep)
+            out = self.forward(rows.tokens[None], rows.positions[None], read_only_cache(prefix, length), self.additive(allowed[None]), keep)
         narrow = None if ids is None else self.unembedding.narrow(hidden, ids)
         full = self.unembedding.logits(out, hidden, keep)
         if narrow is not None:
             self.unembedding.compare(narrow if keep is None else narrow[keep], full[:, list(ids)], full)
         return full if rows.full != () else full[:0], narrow
 
-    def _forward(self, tokens, positions, cache, mask, keep) -> Float[Tensor, "row vocabulary"]:
+    def forward(self, tokens, positions, cache, mask, keep) -> Float[Tensor, "row vocabulary"]:
         given = {} if keep is None else {"logits_to_keep": keep}
         return self.bridge(tokens, past_key_values=cache, position_ids=positions, attention_mask=mask, **given)[0]
 
-    def _additive(self, visible: Bool[Tensor, "head row key"]) -> Float[Tensor, "1 head row key"]:
+    def additive(self, visible: Bool[Tensor, "head row key"]) -> Float[Tensor, "1 head row key"]:
         low = torch.finfo(self.dtype).min
         return torch.zeros(visible.shape, dtype=self.dtype, device=self.device).masked_fill_(~visible, low)[None]
 

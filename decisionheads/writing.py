@@ -1,0 +1,192 @@
+"""What a model writes: greedily, and within the labels where that is asked for.
+
+Several texts are written side by side over one copy of what their prompts share. A `Writer` chooses
+the tokens of one text, from float32 logits; the rest of the house does not know how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ._together import Together
+from .errors import InputError
+from .labels import END, LabelSpace, LabelTrie, Node
+from .model import DecisionModel
+from .prefixes import Prefixes
+
+
+class Writer(Protocol):
+    """Chooses the tokens of one text.
+
+    Attributes:
+        longest: the most tokens that it may write.
+    """
+
+    longest: int
+
+    def choose(self, logits: Float[Tensor, " vocabulary"]) -> int | None:
+        """The next token; None where the text has ended."""
+
+
+class Greedy:
+    """The most probable token, up to an end token (kept) or `longest` tokens."""
+
+    def __init__(self, longest: int, ends: frozenset[int]):
+        self.longest, self.ends = longest, ends
+        self.written: list[int] = []
+        self.finished = False
+
+    def choose(self, logits: Float[Tensor, " vocabulary"]) -> int | None:
+        if self.finished or len(self.written) == self.longest:
+            return None
+        token = int(logits.argmax())
+        self.written.append(token)
+        self.finished = token in self.ends
+        return token
+
+
+class Answering:
+    """Free reasoning, then a cue, then labels: at each token the most probable of those that are still alive.
+
+    The cue ends the reasoning when the model ends it (its end token is not kept), at `mark`, or after
+    `reasoning` tokens. A label is never written twice. After a label the model chooses between another
+    one and the end.
+
+    Args:
+        answers: which answers there are.
+        reasoning: the most tokens of reasoning.
+    """
+
+    def __init__(self, answers: Answers, reasoning: int):
+        self.answers, self.reasoning = answers, reasoning
+        self.longest = reasoning + len(answers.cue) + answers.most * (answers.first.ids.shape[1] + len(answers.between)) + 1
+        self.forced: list[int] = []
+        self.thought = 0
+        self.labels: list[int] = []  # indices into the label space
+        self.trie: LabelTrie | None = None
+        self.node: Node | None = None
+        self.finished = False
+
+    def choose(self, logits: Float[Tensor, " vocabulary"]) -> int | None:
+        if self.finished:
+            return None
+        if self.trie is None:
+            token = int(logits.argmax())
+            if self.thought < self.reasoning and token not in self.answers.ends:
+                self.thought += 1
+                return token
+            self.trie, self.forced = self.answers.first, list(self.answers.cue)
+            self.node = self.trie.root
+        if self.forced:
+            return self.forced.pop(0)
+        return self._label(logits)
+
+    def _label(self, logits: Float[Tensor, " vocabulary"]) -> int:
+        """The best live token; where a label may end, the separator and the end stand for that."""
+        a, children = self.answers, self.trie.children(self.node)
+        given = np.sort(self.trie.rank[self.labels])
+        alive = {t: n for t, n in children.items() if n.hi - n.lo > np.searchsorted(given, n.hi) - np.searchsorted(given, n.lo)}
+        ended = alive.pop(END, None)
+        more = len(self.labels) + 1 < min(a.most, len(a.space))
+        closing = [] if ended is None else [*a.closers, *a.between[:1]] if more else [*a.closers]
+        allowed = [*alive, *closing]
+        token = allowed[int(logits[allowed].argmax())]
+        if token in alive:
+            self.node = alive[token]
+            return token
+        self.labels.append(int(self.trie.order[ended.lo]))
+        if token in a.closers:
+            self.finished = True
+        else:
+            self.trie, self.forced = a.later, list(a.between[1:])
+            self.node = self.trie.root
+        return token
+
+
+class Answers:
+    """The answers that can be written within a label space: a cue, then labels with separators, then an end.
+
+    Args:
+        space: the labels.
+        tokenizer: the model's own.
+        ends: token ids that end what the model writes; each of them closes an answer, and so does a line break.
+        cue: what opens the answer, without a space at its end.
+        between: what stands between two labels, without the space that opens the next.
+        most: the most labels of an answer.
+
+    Raises:
+        InputError: where this tokenizer writes the pieces otherwise than one after the other.
+    """
+
+    def __init__(self, space: LabelSpace, tokenizer, ends: frozenset[int], cue: str = "\nCodes:", between: str = ",", most: int = 16):
+        self.space, self.ends, self.most = space, ends, most
+        pieces = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (cue, between)]
+        self.cue, self.between = (tuple(ids) for ids in pieces)
+        if not cue.strip() or not between or tokenizer.decode(pieces[0]) != cue or tokenizer.decode(pieces[1]) != between:
+            raise InputError(f"the cue {cue!r} or the separator {between!r} is not what this tokenizer gives back; choose other words for the answer")
+        self.closers = frozenset({*ends, *tokenizer("\n", add_special_tokens=False)["input_ids"][-1:]})
+        self.first, self.later = space.trie(tokenizer, cue[-1], " "), space.trie(tokenizer, between[-1], " ")
+        column = set(self.first.ids[:, 1:].ravel().tolist()) | set(self.later.ids[:, 1:].ravel().tolist())
+        if {self.between[0], *self.closers} & column:
+            raise InputError(f"the separator {between!r} begins like the rest of a label in this tokenizer; choose another separator")
+
+
+def end_tokens(model: DecisionModel) -> frozenset[int]:
+    """The token ids after which a model has nothing more to write: its generation config's and its tokenizer's."""
+    config = getattr(getattr(model.hooked, "model", None), "generation_config", None)
+    known = getattr(config, "eos_token_id", None)
+    found = {*(known if isinstance(known, list | tuple) else [known]), model.tokenizer.eos_token_id} - {None}
+    if not found:
+        raise InputError(f"{model.name} has no end token; give its tokenizer an eos_token")
+    return frozenset(int(i) for i in found)
+
+
+@torch.no_grad()
+def write(model: DecisionModel, prompts: Sequence[Int[np.ndarray, " position"]], writers: Callable[[int], Writer], *, together: int = 8,
+          prefixes: Prefixes | None = None) -> Iterator[tuple[int, list[int], Writer]]:
+    """Write a text after each prompt, several at a time.
+
+    Args:
+        prompts: token ids of each.
+        writers: number of a prompt -> who chooses its tokens.
+        together: texts that are written side by side; changes the time, not the result.
+        prefixes: with what the prompts share, read already; see `Prefixes.share`.
+
+    Yields:
+        `(number of the prompt, token ids that were written, its writer)`, in order.
+    """
+    hooked, shared = model.hooked, (prefixes or model.prefixes).shared
+    for start in range(0, len(prompts), together if hooked.packed else 1):
+        numbers = list(range(start, min(start + (together if hooked.packed else 1), len(prompts))))
+        chosen = {n: writers(n) for n in numbers}
+        for n in numbers:
+            if hooked.context and len(prompts[n]) + chosen[n].longest > hooked.context:
+                raise InputError(f"a prompt of {len(prompts[n])} tokens and up to {chosen[n].longest} written ones are longer than the {hooked.context} that the model can read; shorten the prompt")
+        ids = [torch.as_tensor(prompts[n], dtype=torch.long, device=hooked.device) for n in numbers]
+        if not hooked.packed:
+            yield numbers[0], hooked.generate(ids[0], chosen[numbers[0]].longest, chosen[numbers[0]].choose).tolist(), chosen[numbers[0]]
+            continue
+        common = len(shared) if shared is not None and all(len(i) > len(shared) and torch.equal(i[:len(shared)], shared.ids) for i in ids) else 0
+        texts = Together(hooked, shared if common else None, sum(len(i) - common + chosen[n].longest for n, i in zip(numbers, ids, strict=True)))
+        latest = {}
+        for text in ids:
+            read = hooked.prefill(text, (len(text) - 1,), shared=shared)
+            latest[texts.add(read)] = read.logits[0]
+        written: dict[int, list[int]] = {i: [] for i in latest}
+        while latest:
+            tokens = {i: token for i, logits in latest.items() if (token := chosen[numbers[i]].choose(logits)) is not None}
+            for i, token in tokens.items():
+                written[i].append(token)
+            on = [i for i in tokens if len(written[i]) < chosen[numbers[i]].longest]
+            latest = {}
+            if on:
+                which = torch.tensor(on, device=hooked.device)
+                latest = dict(zip(on, texts.step(which, torch.tensor([tokens[i] for i in on], device=hooked.device)), strict=True))
+        for i, n in enumerate(numbers):
+            yield n, written[i], chosen[n]
