@@ -41,6 +41,10 @@ class Prefix:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process: keys and values stay, and are read again there."""
+        return {**self.__dict__, "ids": self.ids.cpu(), "logits": self.logits.cpu(), "held": None, "source": None}
+
 
 def read_only_cache(prefix: Prefix, length: int):
     """A transformers cache over the first `length` positions that forgets whatever is added."""

@@ -76,7 +76,8 @@ def discover(
     options = Options(kinds_of(kinds), alpha, seed=seed, draws=draws, caliper=caliper, minimum=minimum, greedy=not (given or random), target=target, random_sets=random_sets,
                       held_out=held_out, cue=cue.replace("\\n", "\n"), cut_from=cut_from, together=sanity == "none" and not single_heads, pseudo=sanity == "pseudo-events")
     state = discover_files(model, transcripts, labels, out, options, dtype=dtype, device=device, memory=memory * 2**20, with_text=with_text, random_weights=random)
-    typer.echo(json.dumps(state["summary"]) if as_json else show(out))
+    if state is not None:
+        typer.echo(json.dumps(state["summary"]) if as_json else show(out))
 
 
 @app.command(name="show")

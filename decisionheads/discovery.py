@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ._processes import spread
 from ._progress import Progress
 from .ablation import ReferenceMeans, event_margin
 from .branches import MEMORY
@@ -132,13 +133,15 @@ def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: La
     set_aside: dict[str, str] = {}
 
     def surveys(name: str) -> list[Survey]:
-        found = []
-        for t in bar(parts[name], f"reading {name}"):
+        def read(t: Transcript) -> Survey | str:
             try:
-                found.append(survey(model, t, labels, closers, template, asked, prefixes))
+                return survey(model, t, labels, closers, template, asked, prefixes)
             except (ExactnessError, InputError) as error:
-                set_aside[t.id] = str(error)
-        return found
+                return str(error)
+
+        found = spread(read, bar(parts[name], f"reading {name}"), unpack=lambda s: s if isinstance(s, str) else s.adopted(prefixes))
+        set_aside.update({t.id: s for t, s in zip(parts[name], found, strict=True) if isinstance(s, str)})
+        return [s for s in found if not isinstance(s, str)]
 
     reference = surveys("reference")
     if not reference:
@@ -151,7 +154,7 @@ def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: La
         raise InputError("the selection split has no usable event; add transcripts")
     matched = {kind: match_kind(selection, kind, asked.caliper) for kind in means.means}
     jobs = [jobs_of(i, selection, matched, means, null_means, asked) for i in range(len(selection))]
-    scored = [score(model, s, jobs[i], means, asked, memory, store) for i, s in enumerate(bar(selection, "ablating every head"))]
+    scored = spread(lambda x: score(model, *x, means, asked, memory, store), bar(list(zip(selection, jobs, strict=True)), "ablating every head"))
     references = reference_values(model, reference, list(means.means), asked.seed, memory)
     compared = reference_effects(model, selection, scored, references, memory, store, bar)
     kinds, halves, notes, tables = _conclude(model, selection, scored, jobs, matched, means, slope, asked, closers, compared)

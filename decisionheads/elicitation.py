@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 
 from ._cache import Prefix
+from ._processes import spread
 from .branches import MEMORY, Branch, branch_logits
 from .calibration import bootstrap_interval
 from .cues import CuedCode, Target, cued_codes, formatted
@@ -28,6 +29,7 @@ from .errors import ExactnessError, InputError
 from .labels import LabelSpace
 from .model import DecisionModel, Reading
 from .necessity import plain, share_limits
+from .prefixes import Prefixes
 from .transcripts import Encoded, Transcript, encode
 
 if TYPE_CHECKING:
@@ -69,32 +71,46 @@ def read_codes(model: DecisionModel, items: Iterable[Transcript | Reading], labe
     if len(set(ids)) < len(ids):
         raise InputError(f"id {Counter(ids).most_common(1)[0][0]!r} is used more than once; give each transcript its own")
     formatted(cue, 1)
-    for item in items:
-        transcript = getattr(item, "transcript", item)
+
+    def ask(item: Transcript | Reading) -> tuple[CuedText | str | None, tuple[Counter, Counter]]:
+        transcript, source = getattr(item, "transcript", item), _source(model, item)
         try:
             encoded = encode(transcript, model.tokenizer)
         except InputError as error:
-            set_aside[transcript.id] = str(error)
-            continue
+            return str(error), (Counter(), Counter())
         codes, *left_out = cued_codes(transcript, labels, model.tokenizer, cue=cue, most=most, where=where, encoded=encoded, context=model.hooked.context)
-        dropped.update(left_out[0]), cuts_dropped.update(left_out[1])
         jobs = [(c.position, c.target) for code in codes for c in code.cuts]
         if not jobs:
-            continue
+            return None, (left_out[0], left_out[1])
         length = max(p for p, _ in jobs)
-        prefix = item.prefix if isinstance(item, Reading) and len(item.prefix) >= length else _read(model, encoded, length)
+        prefix = item.prefix if isinstance(item, Reading) and len(item.prefix) >= length else _read(source, encoded, length)
         try:
             _check_row(model, prefix, *jobs[-1])
         except ExactnessError as error:
-            set_aside[transcript.id] = f"transcript {transcript.id}: {error}"
-            continue
+            return f"transcript {transcript.id}: {error}", (left_out[0], left_out[1])
         margins = cue_margins(model, prefix, jobs, memory)
-        found.append(CuedText(transcript, encoded, prefix, tuple(codes), tuple(np.split(margins, np.cumsum([len(c.cuts) for c in codes])[:-1]))))
+        return CuedText(transcript, encoded, prefix, tuple(codes), tuple(np.split(margins, np.cumsum([len(c.cuts) for c in codes])[:-1]))), (left_out[0], left_out[1])
+
+    def adopt(result):
+        text, left_out = result
+        return (replace(text, prefix=_source(model, items[0]).adopt(text.prefix)) if isinstance(text, CuedText) else text), left_out
+
+    for name, (text, left_out) in zip(ids, spread(ask, items, unpack=adopt), strict=True):
+        dropped.update(left_out[0]), cuts_dropped.update(left_out[1])
+        if isinstance(text, CuedText):
+            found.append(text)
+        elif text is not None:
+            set_aside[name] = text
     return found, dropped, cuts_dropped, set_aside
 
 
-def _read(model: DecisionModel, encoded: Encoded, length: int) -> Prefix:
-    return model.prefixes.read(torch.tensor(encoded.ids[:length], dtype=torch.long, device=model.hooked.device), ())
+def _source(model: DecisionModel, item: Transcript | Reading) -> Prefixes:
+    """Where texts are read: where this one was, for what all of a run begin with is read there already."""
+    return (item.prefix.source if isinstance(item, Reading) else None) or model.prefixes
+
+
+def _read(source: Prefixes, encoded: Encoded, length: int) -> Prefix:
+    return source.read(torch.tensor(encoded.ids[:length], dtype=torch.long, device=source.hooked.device), ())
 
 
 def _check_row(model: DecisionModel, prefix: Prefix, position: int, target: Target) -> None:
@@ -230,9 +246,12 @@ def elicit(model: DecisionModel, transcripts: Iterable[Transcript | Reading], la
     margins, note, before = (np.full((len(codes), width), np.nan, np.float32) for _ in range(3))
     named = np.zeros((len(codes), width), bool)
     row = 0
-    for text in texts:
+
+    def others(text: CuedText) -> tuple[Array, Array]:
         early = cue_margins(model, text.prefix, [(c.position, c.target) for code in text.codes for c in code.before], memory)
-        swapped = _note_replaced(model, text, notes.get(text.transcript.id), memory)
+        return early, _note_replaced(model, text, notes.get(text.transcript.id), memory)
+
+    for text, (early, swapped) in zip(texts, spread(others, texts), strict=True):
         for code, values in zip(text.codes, text.margins, strict=True):
             at = [c.k - 1 for c in code.cuts]
             margins[row, at], named[row, at] = values, [c.named for c in code.cuts]
@@ -266,4 +285,4 @@ def _note_replaced(model: DecisionModel, text: CuedText, note: str | None, memor
     room = model.hooked.context or 2**62
     if other.ids[-rest:].tolist() != text.encoded.ids[-rest:].tolist() or max(p + longer + len(target.tokens) for p, target in jobs) > room:
         return nothing
-    return cue_margins(model, _read(model, other, max(p for p, _ in jobs) + longer), [(p + longer, target) for p, target in jobs], memory)
+    return cue_margins(model, _read(text.prefix.source or model.prefixes, other, max(p for p, _ in jobs) + longer), [(p + longer, target) for p, target in jobs], memory)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Float
 
 from ._cache import Prefix
+from ._processes import spread
 from .ablation import MINIMUM
 from .branches import MEMORY, Branch, branch_logits, clean_z
 from .calibration import LEAST, MOST, Calibration, Sets, bootstrap_interval, calibrate, slopes
@@ -120,7 +121,7 @@ def elicitation_heads(model: DecisionModel, transcripts: Sequence[Transcript] | 
     cuts: dict[str, list[LeadCut]] = {}
     for name, part in (transcripts if isinstance(transcripts, Mapping) else split(transcripts, seed)).items():
         texts, dropped, _, aside = read_codes(model, part, labels, cue=cue, most=most, where=where, memory=memory)
-        cuts[name] = [c for text in texts for c in _lead_cuts(model, text, labels, at, left_out, memory)]
+        cuts[name] = _cuts_of(model, texts, labels, at, left_out, memory)
         left_out.update(dropped), set_aside.update(aside)
         fewest = minimum if name == "reference" else 2
         if len(cuts[name]) < fewest:
@@ -130,13 +131,14 @@ def elicitation_heads(model: DecisionModel, transcripts: Sequence[Transcript] | 
     if len(sides[1]) < 2:
         raise InputError("the reference split has no null cuts: nothing but the mention and labels stands between mention and code; ask with where='code'")
     zbar, null_zbar = (_mean_z(model, [(c.text, m) for c in reference for m in (c.nulls if null else (c.event,))], at) for null in (False, True))
-    nulls = [_measure(model, c.text, c.nulls, null_zbar, at, memory) for c in reference if c.nulls]
+    measured = lambda cuts, members, z: spread(lambda c: _measure(model, c.text, members(c), z, at, memory), cuts, by=lambda c: c.text.transcript.id)  # noqa: E731
+    nulls = measured([c for c in reference if c.nulls], lambda c: c.nulls, null_zbar)
     slope = slopes(np.concatenate([n[2] for n in nulls]), np.concatenate([n[0] for n in nulls]))
 
     names = sorted({c.text.transcript.id for c in selection})
     owner = np.array([names.index(c.text.transcript.id) for c in selection])
-    events = [_measure(model, c.text, (c.event,), zbar, at, memory) for c in selection]
-    matched = [_measure(model, c.text, c.nulls, null_zbar, at, memory) for c in selection]
+    events = measured(selection, lambda c: (c.event,), zbar)
+    matched = measured(selection, lambda c: c.nulls, null_zbar)
     m, m0, effects = (np.concatenate([e[i] for e in events]) for i in range(3))
     kept = [i for i, n in enumerate(matched) if len(n[0])]
     members = [np.concatenate([effects[i:i + 1], matched[i][2]]) - np.concatenate([m[i:i + 1], matched[i][0]])[:, None] * slope for i in kept]
@@ -149,8 +151,8 @@ def elicitation_heads(model: DecisionModel, transcripts: Sequence[Transcript] | 
     table = head_table("elicitation", shape, columns, found, alpha, delta * max(0.0, float(np.median(m - m0))))
     selected = HeadSet(zip(*(table.loc[table.selected, c] for c in ("layer", "head")), strict=True))
     apart = np.array([m[i] - matched[i][0].mean() for i in kept])
-    spread = float(np.concatenate([m, *(matched[i][0] for i in kept)]).std())
-    balance = float(apart.mean()) / spread if spread else 0.0
+    deviation = float(np.concatenate([m, *(matched[i][0] for i in kept)]).std())
+    balance = float(apart.mean()) / deviation if deviation else 0.0
     groups = Counter(c.text.transcript.group or c.text.transcript.id for c in selection)
     return ElicitationHeads(table, selected, _layers(table, shape[0]), found, {
         "at": at, "where": where, "transcripts": len(names), "groups": len(groups), "events": len(selection), "reference_events": len(reference),
@@ -162,8 +164,19 @@ def elicitation_heads(model: DecisionModel, transcripts: Sequence[Transcript] | 
 # -- lead cuts and their nulls ------------------------------------------------------------------------
 
 
-def _lead_cuts(model: DecisionModel, text: CuedText, labels: LabelSpace, at: str, left_out: Counter, memory: int) -> Iterator[LeadCut]:
-    """The lead cuts of a text with their nulls; what has none is counted."""
+def _cuts_of(model: DecisionModel, texts: Sequence[CuedText], labels: LabelSpace, at: str, left_out: Counter, memory: int) -> list[LeadCut]:
+    """The lead cuts of texts; codes without one are counted."""
+    by_id = {text.transcript.id: text for text in texts}
+    here = lambda x: ([replace(c, text=by_id[c.text.transcript.id]) for c in x[0]], x[1])  # noqa: E731
+    found = spread(lambda text: _lead_cuts(model, text, labels, at, memory), texts, unpack=here)
+    for _, without in found:
+        left_out.update(without)
+    return [c for cuts, _ in found for c in cuts]
+
+
+def _lead_cuts(model: DecisionModel, text: CuedText, labels: LabelSpace, at: str, memory: int) -> tuple[list[LeadCut], Counter]:
+    """The lead cuts of a text with their nulls; and codes without, counted by reason."""
+    found, left_out = [], Counter()
     inside = np.zeros(len(text.encoded), bool)
     for mention in labels.mentions(text.transcript.text, text.transcript.reasoning_start):
         inside[text.encoded.tokens_in(mention.start, mention.end)] = True
@@ -185,7 +198,8 @@ def _lead_cuts(model: DecisionModel, text: CuedText, labels: LabelSpace, at: str
         logits = dict(branch_logits(model.hooked, text.prefix, [Branch(p, t.tokens, (), t.ids) for p, t in jobs], memory))
         members = [_member(jobs[i], logits[i], answered=at == "cue" and i > 0) for i in range(len(jobs))]
         nulls = sorted(members[1:], key=lambda x: abs(x.value - members[0].value))[:MOST]  # stable: of two as near, the one nearer to the code
-        yield LeadCut(text, members[0], tuple(nulls) if len(nulls) >= LEAST else (), code.chance)
+        found.append(LeadCut(text, members[0], tuple(nulls) if len(nulls) >= LEAST else (), code.chance))
+    return found, left_out
 
 
 def _member(job: tuple[int, Target], logits: Float[torch.Tensor, "row id"], answered: bool) -> Member:
@@ -222,7 +236,8 @@ def _changed(branch: Branch, *changes: Intervention) -> Branch:
 
 def _mean_z(model: DecisionModel, members: Sequence[tuple[CuedText, Member]], at: str) -> Float[Array, "layer head d_head"]:
     """Mean z at the ablated token, in float64, as float32."""
-    z = [clean_z(model.hooked, prefix, [b.position for _, b, _ in jobs]).double().cpu() for text, m in members for prefix, jobs in _places(model, text, (m,), at)]
+    of_member = lambda x: [clean_z(model.hooked, prefix, [b.position for _, b, _ in jobs]).double().cpu() for prefix, jobs in _places(model, x[0], (x[1],), at)]  # noqa: E731
+    z = [values for found in spread(of_member, members, by=lambda x: x[0].transcript.id) for values in found]
     return torch.cat(z).mean(0).float().numpy()
 
 
@@ -247,11 +262,15 @@ def _held_out(model: DecisionModel, cuts: Sequence[LeadCut], heads: HeadSet, zba
     """How often the region is still right at lead cuts of other transcripts without the selected heads, and without as many others."""
     rng = np.random.default_rng(seed)
     drawn = [heads, *(random_heads(heads, model.n_layers, model.n_heads, rng) for _ in range(sets))] if len(heads) else []
-    right: list[list[bool]] = [[] for _ in drawn]
-    for c in cuts:
+
+    def still(c: LeadCut) -> list[bool]:
+        found = [False] * len(drawn)
         for prefix, ((_, branch, shift),) in _places(model, c.text, (c.event,), at):
             for i, logits in branch_logits(model.hooked, prefix, [_changed(branch, MeanAblate(h, zbar)) for h in drawn], memory):
-                right[i].append(_still_right(c.event.target, logits, shift))
+                found[i] = _still_right(c.event.target, logits, shift)
+        return found
+
+    right = list(zip(*spread(still, cuts, by=lambda c: c.text.transcript.id), strict=True)) or [[] for _ in drawn]
     share = lambda x: plain(np.mean(x)) if len(x) else None  # noqa: E731
     return {"events": len(cuts), "right_without_selected": share(right[0]) if drawn else None, "right_without_random": share(np.ravel(right[1:])) if drawn else None,
             "chance": share([c.chance for c in cuts])}

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 
 from ._cache import Prefix
+from ._processes import spread
 from .ablation import ReferenceMeans, event_margin
 from .branches import MEMORY, Branch, branch_logits
 from .errors import InputError
@@ -103,8 +104,8 @@ def set_margins(model: DecisionModel, cases: Sequence[Case], sets: Sequence[Head
     m, m0 = np.zeros(len(cases), np.float32), np.zeros(len(cases), np.float32)
     margins = np.zeros((2, len(sets), len(cases)), np.float32)
     kept = np.zeros((2, len(sets), len(cases)), bool)
-    for prefix in dict.fromkeys(id(c.prefix) for c in cases):
-        mine = [i for i, c in enumerate(cases) if id(c.prefix) == prefix]
+
+    def of_text(mine: list[int]):
         branches: list[Branch] = []
         place: list[tuple[int, int]] = []  # case, and its row
         jobs = {i: [(-1, 0), (-1, 1), *((s, which) for which, wanted in enumerate((without, only)) for s, heads in enumerate(sets) if wanted and len(heads))] for i in mine}
@@ -119,14 +120,18 @@ def set_margins(model: DecisionModel, cases: Sequence[Case], sets: Sequence[Head
         for n, rows in branch_logits(model.hooked, cases[mine[0]].prefix, branches, memory):
             i, row = place[n]
             logits[i][row] = rows[-1]
-        for i in mine:
-            c = cases[i]
-            value = c.margin.among(ids[i])(logits[i]).numpy()
-            best = (logits[i][:, [ids[i].index(a) for a in c.alternatives]].argmax(1) == c.alternatives.index(c.margin.chosen)).numpy()
-            m[i], m0[i] = value[:2]
-            margins[:, :, i], kept[:, :, i] = value[:2, None], best[:2, None]  # the empty set, and what is not wanted
-            which, where = np.array([w for _, w in jobs[i][2:]], int), np.array([s for s, _ in jobs[i][2:]], int)
-            margins[which, where, i], kept[which, where, i] = value[2:], best[2:]
+        value = {i: cases[i].margin.among(ids[i])(logits[i]).numpy() for i in mine}
+        best = {i: (logits[i][:, [ids[i].index(a) for a in cases[i].alternatives]].argmax(1) == cases[i].alternatives.index(cases[i].margin.chosen)).numpy() for i in mine}
+        return [(i, jobs[i], value[i], best[i]) for i in mine]
+
+    texts: dict[int, list[int]] = {}
+    for i, c in enumerate(cases):
+        texts.setdefault(id(c.prefix), []).append(i)
+    for i, job, value, best in (found for text in spread(of_text, list(texts.values())) for found in text):
+        m[i], m0[i] = value[:2]
+        margins[:, :, i], kept[:, :, i] = value[:2, None], best[:2, None]  # the empty set, and what is not wanted
+        which, where = np.array([w for _, w in job[2:]], int), np.array([s for s, _ in job[2:]], int)
+        margins[which, where, i], kept[which, where, i] = value[2:], best[2:]
     return SetMargins(m, m0, margins[0], margins[1], kept[0], kept[1])
 
 

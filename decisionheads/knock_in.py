@@ -36,6 +36,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 
+from ._processes import spread
 from .ablation import check_clean
 from .branches import MEMORY, Branch, branch_logits, clean_z, run_pack
 from .calibration import bootstrap_interval, p_value
@@ -155,14 +156,16 @@ def knock_in(model: DecisionModel, readings: Sequence[Reading], heads: HeadSet, 
     """
     recipients, without = draw_donors(readings, kind, seed)
     used = {e.name for b in recipients for e in (b.event, *b.donors.values())}
-    z: dict[str, Array] = {}
-    for reading in readings:
+
+    def own_z(reading: Reading) -> dict[str, Array]:
         events = [e for e in reading.events if e.name in used]
-        z |= zip((e.name for e in events), as_array(clean_z(model.hooked, reading.prefix, [e.position for e in events], memory)), strict=True)
-    rng = np.random.default_rng([seed, 1])
-    shift, flipped = np.full((2, len(CONTROLS), len(recipients)), np.nan)
-    for reading in readings:
-        mine = [n for n, b in enumerate(recipients) if b.reading is reading]
+        return dict(zip((e.name for e in events), as_array(clean_z(model.hooked, reading.prefix, [e.position for e in events], memory)), strict=True))
+
+    z = {name: value for found in spread(own_z, readings) for name, value in found.items()}
+
+    def into(reading: Reading) -> list[tuple[int, int, float, bool]]:
+        mine, found = [n for n, b in enumerate(recipients) if b.reading is reading], []
+        rng = np.random.default_rng([seed, 1, *mine[:1]])  # a text's own, whoever works on it
         given = {n: changes(recipients[n], z, heads, random_heads(heads, model.n_layers, model.n_heads, rng), rng) for n in mine}
         jobs = [(n, c) for n in mine for c in ("clean", *(given[n] if len(heads) else ()))]  # no head, no change: those are the clean row
         branches = [Branch(e.position) if c == "clean" else Branch(e.position, (), (given[n][c],), e.alternatives)
@@ -176,8 +179,13 @@ def knock_in(model: DecisionModel, readings: Sequence[Reading], heads: HeadSet, 
             pair = lambda x, a=live.index(towards), b=live.index(event.chosen): float(x[a] - x[b])  # noqa: E731
             for control in ("identity", *given[n]):
                 row, after = CONTROLS.index(control), out.get((n, control), before)
-                shift[row, n], flipped[row, n] = pair(after) - pair(before), live[int(after.argmax())] == towards
-            shift[CONTROLS.index("identity"), n] = identity_change(model, reading, event, heads)
+                change = identity_change(model, reading, event, heads) if control == "identity" else pair(after) - pair(before)
+                found.append((row, n, change, live[int(after.argmax())] == towards))
+        return found
+
+    shift, flipped = np.full((2, len(CONTROLS), len(recipients)), np.nan)
+    for row, n, change, flip in (x for found in spread(into, readings) for x in found):
+        shift[row, n], flipped[row, n] = change, flip
     drawn = {c: tuple(b.donors[c].name if c in b.donors else None for b in recipients) for c in DRAWN}
     return KnockedIn(CONTROLS, shift, flipped, tuple((b.donors["true"].name, b.event.name) for b in recipients), drawn,
                      tuple(b.event.transcript for b in recipients), tuple(_unit(b.reading) for b in recipients), without)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
+from ._processes import spread
 from .branches import MEMORY, Branch
 from .calibration import Calibration, MatchedSets, Sets, bootstrap_interval, calibrate
 from .events import DecisionEvent, Kind
@@ -97,23 +98,19 @@ def measure_reads(model: DecisionModel, events: Sequence[tuple[Reading, Decision
     found, rows = {}, {}
     numbers = {name: i for i, name in enumerate(dict.fromkeys(r.transcript.id for r, _, _ in events))}
     for kind, span in asked:
-        masses, controls, members, transcript, without = [], [], [], [], 0
-        for reading, event, nulls in events:
-            if event.kind != kind:
-                continue
+        def shares(item: tuple[Reading, DecisionEvent, Sequence[int]], span: str = span) -> tuple[np.ndarray, np.ndarray] | None:
+            reading, event, nulls = item
             target = token_spans(reading, event, span)
             control = control_windows(reading, event, target) if target else []
             later = [p for p in nulls if target and p >= max(end for _, end in target)]
-            if not control or not later:
-                without += 1
-                continue
-            mass, other = read_shares(model, reading, [event.position, *later], target, control, sinks, memory)
-            masses.append(mass[0]), controls.append(other[0])
-            members.append(np.nan_to_num(mass - other))
-            transcript.append(numbers[reading.transcript.id])
-        if len(set(transcript)) > 1:
-            rows[f"{kind}/{span}"] = Sets(tuple(members), np.array(transcript, int))
-            found[kind, span] = (np.array(masses), np.array(controls), without)
+            return read_shares(model, reading, [event.position, *later], target, control, sinks, memory) if control and later else None
+
+        asked_of = [item for item in events if item[1].kind == kind]
+        read = spread(shares, asked_of, by=lambda item: item[0].transcript.id)
+        there = [(numbers[reading.transcript.id], *x) for (reading, _, _), x in zip(asked_of, read, strict=True) if x is not None]
+        if len({number for number, _, _ in there}) > 1:
+            rows[f"{kind}/{span}"] = Sets(tuple(np.nan_to_num(mass - other) for _, mass, other in there), np.array([number for number, _, _ in there], int))
+            found[kind, span] = (np.array([mass[0] for _, mass, _ in there]), np.array([other[0] for _, _, other in there]), len(read) - len(there))
     calibrated = calibrate(rows, draws=draws, seed=seed) if rows else {}
     out = {}
     for (kind, span), (mass, control, without) in found.items():

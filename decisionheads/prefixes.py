@@ -56,6 +56,11 @@ class Prefixes:
         self._keep(ids, prefix.held)
         return replace(prefix, held=None, source=self)
 
+    def adopt(self, prefix: Prefix) -> Prefix:
+        """A text that another process has read, as one of these."""
+        device = self.hooked.device
+        return replace(prefix, ids=prefix.ids.to(device), logits=prefix.logits.to(device), source=self)
+
     def layers(self, ids: Int[Tensor, " position"]) -> tuple[tuple[Tensor, Tensor], ...]:
         """Keys and values of a text, read again if they were let go."""
         name = _name(ids)

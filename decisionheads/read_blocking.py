@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
+from ._processes import spread
 from .ablation import ReferenceMeans, event_margin
 from .branches import MEMORY, Branch, branch_logits
 from .calibration import ratio_interval
@@ -97,20 +98,16 @@ def value_means(model: DecisionModel, readings: Sequence[Reading], kind: Kind, s
     The mean of an event is taken first, so that long spans do not weigh more.
     """
     hooked = model.hooked
-    total, n = 0.0, 0
-    for reading in readings if hooked.weighted else ():
-        events = [(e, token_spans(reading, e, span)) for e in reading.events if e.kind == kind]
-        if not any(spans for _, spans in events):
-            continue
-        layers = reading.prefix.layers
-        for _, spans in events:
-            if spans:
-                keys = as_keys(spans, len(reading.prefix))
-                total = total + np.stack([values[0][:, keys].double().mean(1).cpu().numpy() for _, values in layers])
-                n += 1
-    if not n:
+
+    def of_text(reading: Reading) -> list[Array]:
+        spans = [found for e in reading.events if e.kind == kind and (found := token_spans(reading, e, span))]
+        keys = [as_keys(s, len(reading.prefix)) for s in spans]
+        return [np.stack([values[0][:, k].double().mean(1).cpu().numpy() for _, values in reading.prefix.layers]) for k in keys]
+
+    found = [mean for means in spread(of_text, readings if hooked.weighted else ()) for mean in means]
+    if not found:
         return None
-    mean = (total / n).astype(np.float32)
+    mean = np.mean(found, 0).astype(np.float32)
     return mean.repeat(hooked.n_heads // mean.shape[1], 1)
 
 
@@ -132,17 +129,16 @@ def block_reads(model: DecisionModel, readings: Sequence[Reading], heads: HeadSe
     Raises:
         InputError: if a transcript is one of the reference split.
     """
-    rng = np.random.default_rng(seed)
     instead = value_means(model, reference, kind, span)
-    whole, groups, without = [], [], 0
-    lost: dict[str, list[float]] = {name: [] for name in (*ARMS, *CONTROLS)}
-    for reading in readings:
+
+    def of_text(item: tuple[int, Reading]) -> tuple[list[dict[str, float]], int]:
+        number, reading = item
+        rng = np.random.default_rng([seed, number])  # a text's own, whoever works on it
         events = [e for e in reading.events if e.kind == kind and e.primary]
         jobs: list[tuple[DecisionEvent, dict[str, tuple[Intervention, ...]]]] = []
         for event in events:
             target = token_spans(reading, event, span)
             if not target:
-                without += 1
                 continue
             ways = {"set": (MeanAblate(heads, means.of(event, reading.transcript.group)),)}
             ways |= _ways(reading, event, heads, target, sinks, other_span, labels, instead if model.hooked.weighted else None, rng, model)
@@ -151,13 +147,14 @@ def block_reads(model: DecisionModel, readings: Sequence[Reading], heads: HeadSe
         names = [(n, name) for n, (_, ways) in enumerate(jobs) for name in ("clean", *(w for w in ways if any(len(c.heads) for c in ways[w])))]
         branches = [Branch(jobs[n][0].position, (), jobs[n][1].get(name, ()), (margins[n].chosen, *margins[n].against)) for n, name in names]
         found = {names[i]: float(margins[names[i][0]].among(branches[i].ids)(rows[0])) for i, rows in branch_logits(model.hooked, reading.prefix, branches, memory)}
-        for n, (event, ways) in enumerate(jobs):
-            change = {name: found[n, "clean"] - found.get((n, name), found[n, "clean"]) for name in ways}  # without a head, exactly 0
-            whole.append(change["set"])
-            groups.append(reading.transcript.group or event.transcript)
-            for name in lost:
-                lost[name].append(change.get(name, np.nan))
-    return Blocked(heads, kind, span, np.array(whole), {name: np.array(x) for name, x in lost.items()}, tuple(groups), without)
+        # without a head, exactly 0
+        return [{name: found[n, "clean"] - found.get((n, name), found[n, "clean"]) for name in ways} for n, (_, ways) in enumerate(jobs)], len(events) - len(jobs)
+
+    found = spread(of_text, list(enumerate(readings)))
+    changes = [change for text, _ in found for change in text]
+    groups = tuple(r.transcript.group or r.transcript.id for r, (text, _) in zip(readings, found, strict=True) for _ in text)
+    lost = {name: np.array([change.get(name, np.nan) for change in changes]) for name in (*ARMS, *CONTROLS)}
+    return Blocked(heads, kind, span, np.array([change["set"] for change in changes]), lost, groups, sum(n for _, n in found))
 
 
 def _ways(reading: Reading, event: DecisionEvent, heads: HeadSet, target: Sequence[Span], sinks: Sinks, other_span: str, labels: LabelSpace | None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from ._processes import spread
 from .ablation import Measured, Probe, ReferenceMeans, event_margin, measure, noise_floor
 from .attribution import attribute
 from .branches import clean_z
@@ -140,15 +141,18 @@ def reference_values(model: DecisionModel, surveys: Sequence[Survey], kinds: Seq
     shape = (model.n_layers, model.n_heads, model.hooked.d_head)
     events: dict[Kind, list[Array]] = {kind: [] for kind in kinds}
     total, count = np.zeros(shape), 0
-    z_at = lambda r, at: clean_z(model.hooked, r.prefix, at, memory).float().cpu().numpy()  # noqa: E731
-    for r in (s.reading for s in surveys):
-        for kind in kinds:
-            at = [e.position for e in r.events if e.kind == kind]
-            events[kind] += list(z_at(r, at)) if at else []
+
+    def values(s: Survey) -> tuple[list[Array | tuple], Array, int]:
+        r = s.reading
+        z_at = lambda at: clean_z(model.hooked, r.prefix, at, memory).float().cpu().numpy() if len(at) else ()  # noqa: E731
         written = np.arange(first_generated(r.transcript, r.encoded), len(r.prefix))
-        if len(written):
-            z = z_at(r, written[:: -(-len(written) // GENERATED)].tolist())
-            total, count = total + z.sum(0, dtype=np.float64), count + len(z)
+        z = z_at(written[:: -(-len(written) // GENERATED)].tolist()) if len(written) else np.zeros((0, *shape))
+        return [z_at([e.position for e in r.events if e.kind == kind]) for kind in kinds], z.sum(0, dtype=np.float64), len(z)
+
+    for of_events, all_z, n in spread(values, surveys):
+        for kind, z in zip(kinds, of_events, strict=True):
+            events[kind] += list(z)
+        total, count = total + all_z, count + n
     rng, everywhere = np.random.default_rng(seed), (total / max(count, 1)).astype(np.float32)
     return {kind: {"resample": [z[i] for i in rng.permutation(len(z))], "generated": [everywhere], "zero": [np.zeros(shape, np.float32)]} for kind, z in events.items()}
 
@@ -158,22 +162,29 @@ def reference_effects(model: DecisionModel, surveys: Sequence[Survey], scored: S
     """Mean effects `[head]` under each reference, `mean` among them, over the first 100 events of a kind."""
     seen = dict.fromkeys(references, 0)
     found: dict[Kind, dict[str, list[Array]]] = {kind: {name: [] for name in ("mean", *names)} for kind, names in references.items()}
-    for s, x in zip(bar(surveys, "trying other references"), scored, strict=True):
-        probes, roles = [], []
+    jobs: list[tuple[Survey, list[Probe]]] = []
+    roles: list[list[tuple[Kind, str]]] = []
+    for s, x in zip(surveys, scored, strict=True):
+        jobs.append((s, [])), roles.append([])
         for n, e in enumerate(s.reading.events):
             if seen[e.kind] < COMPARED:
                 for name, values in references[e.kind].items():
-                    probes.append(Probe(e.position, values[seen[e.kind] % len(values)], (event_margin(s.reading, e),)))
-                    roles.append((e.kind, name))
+                    jobs[-1][1].append(Probe(e.position, values[seen[e.kind] % len(values)], (event_margin(s.reading, e),)))
+                    roles[-1].append((e.kind, name))
                 found[e.kind]["mean"].append(x.measured.effects[n, 0].ravel())
                 seen[e.kind] += 1
-        if probes:
-            part = f"{s.reading.transcript.id} references"
-            kept = store.load_part(part) if store is not None else None
-            if kept is None:
-                kept = {"effects": measure(model, s.reading.prefix, probes, memory).effects[:, 0]}
-                if store is not None:
-                    store.save_part(part, kept)
-            for (kind, name), effects in zip(roles, kept["effects"], strict=True):
-                found[kind][name].append(effects.ravel())
+
+    def effects_of(job: tuple[Survey, list[Probe]]) -> Array:
+        s, probes = job
+        part = f"{s.reading.transcript.id} references"
+        kept = store.load_part(part) if store is not None and probes else None
+        if kept is None:
+            kept = {"effects": measure(model, s.reading.prefix, probes, memory).effects[:, 0] if probes else np.zeros((0, model.n_layers, model.n_heads), np.float32)}
+            if store is not None and probes:
+                store.save_part(part, kept)
+        return kept["effects"]
+
+    for of_text, rows in zip(roles, spread(effects_of, bar(jobs, "trying other references")), strict=True):
+        for (kind, name), effects in zip(of_text, rows, strict=True):
+            found[kind][name].append(effects.ravel())
     return {kind: {name: np.mean(rows, 0, dtype=np.float64) for name, rows in names.items() if rows} for kind, names in found.items()}

@@ -5,6 +5,7 @@ Everything here is in token positions of one text.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from ._processes import spread
 from .branches import MEMORY, Branch, plan_packs, run_pack
 from .events import DecisionEvent
 from .labels import LabelSpace
@@ -110,10 +112,10 @@ def find_sinks(model: DecisionModel, texts: Iterable[tuple[Prefix, Sequence[int]
         texts: reference texts, each with positions of null tokens.
         template: token ids of the template, special tokens included.
     """
-    taken: dict[int, float] = {}
-    rows = 0
-    for prefix, positions in texts:
-        ids = prefix.ids.cpu().numpy()
+
+    def of_text(text: tuple[Prefix, Sequence[int]]) -> tuple[dict[int, float], int]:
+        prefix, positions = text
+        ids, taken, rows = prefix.ids.cpu().numpy(), {}, 0
         branches = [Branch(p, (), (), ()) for p in positions]
         for pack in plan_packs(model.hooked, branches, memory):
             length = max(branches[i].position for i in pack)
@@ -128,4 +130,10 @@ def find_sinks(model: DecisionModel, texts: Iterable[tuple[Prefix, Sequence[int]
             rows += len(pack) * len(model.hooked.layers)
             for i in np.flatnonzero(mass):
                 taken[int(ids[i])] = taken.get(int(ids[i]), 0.0) + mass[i]
+        return taken, rows
+
+    found = spread(of_text, texts)
+    rows, taken = sum(n for _, n in found), Counter()
+    for mine, _ in found:
+        taken.update(mine)
     return Sinks(frozenset({*template, *(i for i, m in taken.items() if m > most * rows)}))

@@ -179,7 +179,7 @@ def _elicit(model: DecisionModel, splits: Sequence[Sequence[Survey]], labels: La
     """Cues before the code, on held-out texts, and the heads that make the region come out; nothing without a cue."""
     if not asked.cue:
         return None, {}
-    texts = {name: [s.reading.transcript for s in part] for name, part in zip(ASKED, splits, strict=True)}
+    texts = {name: [s.reading for s in part] for name, part in zip(ASKED, splits, strict=True)}
     steps = bar(["code", "cut", "cue"], "asking before the code")
     next(steps)
     try:

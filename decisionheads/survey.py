@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from ._processes import spread
 from .ablation import MINIMUM, Probe, ReferenceMeans, check_events, measure
 from .branches import clean_z
 from .calibration import CALIPER, MatchedSets, match, slopes
@@ -86,6 +87,10 @@ class Survey:
     nulls: Sureness
     dropped: tuple[Dropped, ...]
     accepted_near_misses: int
+
+    def adopted(self, prefixes: Prefixes) -> Survey:
+        """The same, read by another process."""
+        return replace(self, reading=replace(self.reading, prefix=prefixes.adopt(self.reading.prefix)))
 
     def only(self, kinds: Collection[Kind]) -> Survey:
         """The same survey with events of some kinds only."""
@@ -175,19 +180,20 @@ def reference(model: DecisionModel, surveys: Sequence[Survey], asked: Options, m
         if len(used) < 2:
             raise InputError("the reference split has no null tokens that the model prefers to all others: its texts hold nothing but labels, or another model wrote them; give transcripts with reasoning, of this model")
         null_means[kind] = _mean_z(model, surveys, [[int(s.nulls.positions[j]) for k, j in used if k == i] for i, s in enumerate(surveys)], memory)
-        effects, margins = [], []
-        for i in bar(sorted({i for i, _ in used}), "slopes of nulls"):
-            s, own = surveys[i], [j for k, j in used if k == i]
-            effects.append(measure(model, s.reading.prefix, [null_probe(s, j, null_means[kind]) for j in own], memory).effects[:, 0])
-            margins.append(s.nulls.margin[own])
-        slope[kind] = slopes(np.concatenate(effects).reshape(len(used), -1).astype(float), np.concatenate(margins))
+
+        def null_effects(job: tuple[Survey, list[int]], zbar=null_means[kind]) -> np.ndarray:
+            return measure(model, job[0].reading.prefix, [null_probe(job[0], j, zbar) for j in job[1]], memory).effects[:, 0]
+
+        own = [(surveys[i], [j for k, j in used if k == i]) for i in sorted({i for i, _ in used})]
+        effects = spread(null_effects, bar(own, "slopes of nulls"))
+        slope[kind] = slopes(np.concatenate(effects).reshape(len(used), -1).astype(float), np.concatenate([s.nulls.margin[js] for s, js in own]))
     groups = frozenset(s.reading.transcript.group for s in surveys) - {None}
     return ReferenceMeans(means, counts, ids, groups), null_means, slope
 
 
 def _mean_z(model: DecisionModel, surveys: Sequence[Survey], positions: Sequence[list[int]], memory: int) -> np.ndarray:
     """Mean z over positions of several texts, in float64, as float32."""
-    z = [clean_z(model.hooked, s.reading.prefix, at, memory).double().cpu() for s, at in zip(surveys, positions, strict=True) if at]
+    z = spread(lambda x: clean_z(model.hooked, x[0].reading.prefix, x[1], memory).double().cpu(), [x for x in zip(surveys, positions, strict=True) if x[1]])
     return torch.cat(z).mean(0).float().numpy()
 
 

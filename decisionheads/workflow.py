@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from . import tiny
+from ._processes import agreed, first, working_together
 from .comparison import Comparison
 from .cues import formatted
 from .discovery import Discovery, discover
@@ -29,11 +30,11 @@ DEMO_TEXTS = 400
 
 
 def discover_files(model: str, transcripts: Path, labels: Path, out: Path, options: Options, *, dtype: str = "float32", device: str | None = None,
-                   memory: int, with_text: bool = False, random_weights: bool = False, progress: bool = True) -> dict:
+                   memory: int, with_text: bool = False, random_weights: bool = False, progress: bool = True) -> dict | None:
     """`decisionheads discover`: everything is checked before the model is loaded, and before `out` is made.
 
     Returns:
-        the manifest and summary of the run.
+        the manifest and summary of the run; None in all but the first of several processes.
     """
     space = LabelSpace.load(labels)
     texts = load_transcripts(transcripts, _tokenizer_for(model, transcripts))
@@ -44,21 +45,26 @@ def discover_files(model: str, transcripts: Path, labels: Path, out: Path, optio
               "options": asdict(options), "dtype": dtype, "with_text": with_text, "random_weights": random_weights}
     RunFolder.check(out, inputs)
     check_device(device)
-    loaded = DecisionModel.from_pretrained(model, dtype=dtype, device=device, random_weights=random_weights)
-    return run(loaded, texts, space, out, inputs, options, memory, with_text, progress)
+    with working_together(device) as number:
+        loaded = DecisionModel.from_pretrained(model, dtype=dtype, device=device or own_device(number), random_weights=random_weights)
+        return run(loaded, texts, space, out, inputs, options, memory, with_text, progress)
 
 
 def run(model: DecisionModel, texts: Sequence[Transcript], space: LabelSpace, out: Path, inputs: dict, options: Options, memory: int,
-        with_text: bool, progress: bool) -> dict:
-    """Discover into a run folder, or take what a finished one says."""
+        with_text: bool, progress: bool) -> dict | None:
+    """Discover into a run folder, or take what a finished one says.
+
+    Of several processes the first one writes, and the others return None: they may not even see its disk.
+    """
     store = RunFolder(out, inputs)
-    if not store.finished:
+    if not agreed(store.finished):  # all have looked at the folder before anything is made
         started = time.time()
-        found = discover(model, texts, space, memory=memory, progress=progress, store=store, **asdict(options))
-        if with_text:
-            write(out / "example.json", json.dumps(example(found, model, texts)) + "\n")
-        store.finish(found, {"discover_seconds": round(time.time() - started, 1)}, build_report)
-    return open_run(out)
+        found = discover(model, texts, space, memory=memory, progress=progress and first(), store=store, **asdict(options))
+        if first():
+            if with_text:
+                write(out / "example.json", json.dumps(example(found, model, texts)) + "\n")
+            store.finish(found, {"discover_seconds": round(time.time() - started, 1)}, build_report)
+    return open_run(out) if first() else None
 
 
 def run_demo(name: str, out: Path, seed: int, memory: int, texts: int = DEMO_TEXTS, progress: bool = True) -> dict:
@@ -172,6 +178,13 @@ def _tokenizer_for(model: str, transcripts: Path):
     if not transcripts.is_file() or '"messages"' not in transcripts.read_text(encoding="utf-8", errors="replace"):
         return None
     return DecisionModel.load_tokenizer(model)
+
+
+def own_device(number: int) -> str | None:
+    """The accelerator of the n-th process of a machine; None where there is none."""
+    import torch
+
+    return f"cuda:{number % torch.cuda.device_count()}" if torch.cuda.is_available() else None
 
 
 def check_device(device: str | None) -> None:

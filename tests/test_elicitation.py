@@ -14,7 +14,7 @@ from decisionheads import DecisionModel, InputError, LabelSpace, Span, Transcrip
 from decisionheads.branches import Branch, branch_logits
 from decisionheads.cues import cued_codes
 from decisionheads.elicitation import elicit, leads, read_codes
-from decisionheads.elicitation_heads import _lead_cuts, _mean_z, _measure, _member, elicitation_heads
+from decisionheads.elicitation_heads import _cuts_of, _mean_z, _measure, _member, elicitation_heads
 from decisionheads.transcripts import encode
 
 from . import oracle
@@ -267,10 +267,10 @@ def test_a_text_whose_rows_are_not_exact_is_set_aside(spelled, monkeypatch):
 
 
 @pytest.mark.parametrize("at", ["cut", "cue"])
-def test_effects_at_lead_cuts_equal_the_oracle(model, plain, texts, space, at):
+def test_effects_at_cuts_of_equal_the_oracle(model, plain, texts, space, at):
     """One full forward with z set at one token, the cue run again after it."""
     read, *_ = read_codes(model, texts[:4], space, cue=CUE, most=60, where="answer")
-    cuts = [c for text in read for c in _lead_cuts(model, text, space, at, Counter(), 10**8) if c.nulls]
+    cuts = [c for c in _cuts_of(model, read, space, at, Counter(), 10**8) if c.nulls]
     zbar = _mean_z(model, [(c.text, c.event) for c in cuts], at)
     where = lambda m: m.position - 1 if at == "cut" else m.position + len(m.target.tokens) - 1  # noqa: E731
     fed = lambda c, m: [*map(int, c.text.encoded.ids[: m.position]), *m.target.tokens]  # noqa: E731
@@ -318,7 +318,7 @@ def test_effects_on_the_weakest_of_several_tokens_equal_the_oracle(spelled, at):
 def test_nulls_are_other_cuts_at_which_the_region_can_be_had(model, texts, space):
     read, *_ = read_codes(model, texts, space, cue=CUE, most=60, where="code")
     left_out = Counter()
-    cuts = [c for text in read for c in _lead_cuts(model, text, space, "cut", left_out, 10**8)]
+    cuts = [c for c in _cuts_of(model, read, space, "cut", left_out, 10**8)]
     assert len(cuts) + sum(left_out.values()) == sum(len(t.codes) for t in read) and len(cuts) > 10
     for c in cuts:
         t, ids = c.text.transcript, c.text.encoded
@@ -329,7 +329,7 @@ def test_nulls_are_other_cuts_at_which_the_region_can_be_had(model, texts, space
         assert apart == sorted(apart)
     short, *_ = read_codes(model, texts, space, cue=CUE, most=4, where="answer")
     left_out = Counter()
-    assert all(c.event.position - 1 <= max(k.tokens[1] for k in c.text.codes) for text in short for c in _lead_cuts(model, text, space, "cut", left_out, 10**8))
+    assert all(c.event.position - 1 <= max(k.tokens[1] for k in c.text.codes) for c in _cuts_of(model, short, space, "cut", left_out, 10**8))
     assert set(left_out) == {"its lead is longer than was asked for"}
 
 
@@ -350,7 +350,7 @@ def test_the_heads_that_write_a_finding_down_are_found_in_the_first_two_layers(f
     assert json.dumps(found.summary) and "at the cut" in repr(found) and not found.summary["unbalanced"]
 
 
-def test_too_few_lead_cuts_and_unknown_places(model, texts, space):
+def test_too_few_cuts_of_and_unknown_places(model, texts, space):
     with pytest.raises(InputError, match="lead cuts in the reference split"):
         elicitation_heads(model, texts, space, cue=CUE)
     with pytest.raises(InputError, match="unknown place 'end'"):

@@ -11,7 +11,7 @@ import pytest
 
 HOUSE = Path(__file__).parent.parent / "decisionheads"
 FLOORS = [
-    ["errors", "_progress", "words"],
+    ["errors", "_progress", "_processes", "words"],
     ["heads", "labels"],
     ["transcripts", "calibration"],
     ["corpora"],
@@ -21,14 +21,14 @@ FLOORS = [
     ["_rows"],
     ["_batch_rows", "_late_entry"],
     ["_hooked", "_classic"],
-    ["_self_test", "prefixes"],
+    ["_self_test", "_together", "prefixes"],
     ["model"],
     ["branches"],
     ["ablation"],
     ["attribution", "knock_in", "null_tokens", "head_sets", "reads"],
     ["necessity", "spans"],
     ["phases", "read_blocking", "elicitation"],
-    ["survey"],
+    ["survey", "writing"],
     ["scoring"],
     ["elicitation_heads"],
     ["standing"],
@@ -41,6 +41,7 @@ FLOORS = [
     ["report"],
     ["workflow"],
     ["cli"],
+    ["__main__"],
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 
