@@ -7,20 +7,22 @@ the tokens of one text, from float32 logits; the rest of the house does not know
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ._cache import Prefix
+from ._rows import Engine
 from ._together import Together
 from .errors import InputError
 from .labels import END, LabelSpace, LabelTrie, Node
 from .model import DecisionModel
-from .prefixes import Prefixes
 
 
+@runtime_checkable
 class Writer(Protocol):
     """Chooses the tokens of one text.
 
@@ -148,45 +150,48 @@ def end_tokens(model: DecisionModel) -> frozenset[int]:
 
 
 @torch.no_grad()
-def write(model: DecisionModel, prompts: Sequence[Int[np.ndarray, " position"]], writers: Callable[[int], Writer], *, together: int = 8,
-          prefixes: Prefixes | None = None) -> Iterator[tuple[int, list[int], Writer]]:
+def write(hooked: Engine, prompts: Sequence[Int[np.ndarray, " _"]], writers: Callable[[int], Writer], *, together: int = 8,
+          shared: Prefix | None = None) -> Iterator[tuple[int, list[int], Writer]]:
     """Write a text after each prompt, several at a time.
 
     Args:
         prompts: token ids of each.
         writers: number of a prompt -> who chooses its tokens.
         together: texts that are written side by side; changes the time, not the result.
-        prefixes: with what the prompts share, read already; see `Prefixes.share`.
+        shared: what prompts begin with, read already (see `Prefixes.share`); where one begins otherwise, its group is read in full.
 
     Yields:
         `(number of the prompt, token ids that were written, its writer)`, in order.
+
+    Raises:
+        InputError: for a prompt that leaves too little room in the model's context.
     """
-    hooked, shared = model.hooked, (prefixes or model.prefixes).shared
-    for start in range(0, len(prompts), together if hooked.packed else 1):
-        numbers = list(range(start, min(start + (together if hooked.packed else 1), len(prompts))))
-        chosen = {n: writers(n) for n in numbers}
-        for n in numbers:
-            if hooked.context and len(prompts[n]) + chosen[n].longest > hooked.context:
-                raise InputError(f"a prompt of {len(prompts[n])} tokens and up to {chosen[n].longest} written ones are longer than the {hooked.context} that the model can read; shorten the prompt")
-        ids = [torch.as_tensor(prompts[n], dtype=torch.long, device=hooked.device) for n in numbers]
-        if not hooked.packed:
-            yield numbers[0], hooked.generate(ids[0], chosen[numbers[0]].longest, chosen[numbers[0]].choose).tolist(), chosen[numbers[0]]
-            continue
-        common = len(shared) if shared is not None and all(len(i) > len(shared) and torch.equal(i[:len(shared)], shared.ids) for i in ids) else 0
-        texts = Together(hooked, shared if common else None, sum(len(i) - common + chosen[n].longest for n, i in zip(numbers, ids, strict=True)))
-        latest = {}
-        for text in ids:
-            read = hooked.prefill(text, (len(text) - 1,), shared=shared)
-            latest[texts.add(read)] = read.logits[0]
-        written: dict[int, list[int]] = {i: [] for i in latest}
-        while latest:
-            tokens = {i: token for i, logits in latest.items() if (token := chosen[numbers[i]].choose(logits)) is not None}
-            for i, token in tokens.items():
-                written[i].append(token)
-            on = [i for i in tokens if len(written[i]) < chosen[numbers[i]].longest]
-            latest = {}
-            if on:
-                which = torch.tensor(on, device=hooked.device)
-                latest = dict(zip(on, texts.step(which, torch.tensor([tokens[i] for i in on], device=hooked.device)), strict=True))
-        for i, n in enumerate(numbers):
-            yield n, written[i], chosen[n]
+    for start in range(0, len(prompts), together):
+        group = {n: writers(n) for n in range(start, min(start + together, len(prompts)))}
+        for n, writer in group.items():
+            if hooked.context and len(prompts[n]) + writer.longest > hooked.context:
+                raise InputError(f"a prompt of {len(prompts[n])} tokens and up to {writer.longest} written ones are longer than the {hooked.context} that the model can read; shorten the prompt")
+        ids = [torch.as_tensor(prompts[n], dtype=torch.long, device=hooked.device) for n in group]
+        found = _side_by_side(hooked, ids, list(group.values()), shared) if hooked.packed else (hooked.generate(i, w.longest, w.choose).tolist() for i, w in zip(ids, group.values(), strict=True))
+        yield from zip(group, found, group.values(), strict=True)
+
+
+def _side_by_side(hooked: Engine, prompts: Sequence[Tensor], writers: Sequence[Writer], shared: Prefix | None) -> list[list[int]]:
+    """What each writes after its prompt, all in one cache."""
+    begins = lambda ids: len(ids) > len(shared) and torch.equal(ids[:len(shared)], shared.ids)  # noqa: E731
+    shared = shared if shared is not None and all(map(begins, prompts)) else None
+    texts = Together(hooked, shared, sum(len(ids) + w.longest for ids, w in zip(prompts, writers, strict=True)) - len(prompts) * (len(shared) if shared is not None else 0))
+    latest = {}
+    for ids in prompts:  # one after the other: each fork holds a copy of what is shared until its own part is taken in
+        read = hooked.prefill(ids, (len(ids) - 1,), shared=shared)
+        latest[texts.add(read)] = read.logits[0]
+    written: list[list[int]] = [[] for _ in prompts]
+    while latest:
+        chosen = {i: token for i, logits in latest.items() if (token := writers[i].choose(logits)) is not None}
+        for i, token in chosen.items():
+            written[i].append(token)
+        on = [i for i in chosen if len(written[i]) < writers[i].longest]
+        if not on:
+            break
+        latest = dict(zip(on, texts.step(torch.tensor(on, device=hooked.device), torch.tensor([chosen[i] for i in on], device=hooked.device)), strict=True))
+    return written
