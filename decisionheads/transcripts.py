@@ -17,6 +17,7 @@ from jaxtyping import Int
 
 from .errors import InputError
 from .labels import read_jsonl
+from .outputs import separate
 
 
 class Span(NamedTuple):
@@ -71,11 +72,15 @@ class Transcript:
     # -- records ---------------------------------------------------------------------------
 
     @classmethod
-    def from_record(cls, record: Any, tokenizer=None) -> Transcript:
+    def from_record(cls, record: Any, tokenizer=None, *, unanswered: bool = False) -> Transcript:
         """Make a transcript from one JSON object.
 
         Takes `prompt` or `messages` (rendered with the tokenizer's chat template), and `reasoning` and
-        `answer` or the names of OpenAI-style servers, `reasoning_content` and `content`.
+        `answer` or the names of OpenAI-style servers, `reasoning_content` and `content`. Where there is no
+        reasoning of its own, an answer that holds the tags of one is taken apart (see `outputs.separate`).
+
+        Args:
+            unanswered: take empty answers, too; they hold no decision, but count when a task is scored.
 
         Raises:
             InputError: in one sentence, for whatever is missing or does not fit.
@@ -91,12 +96,16 @@ class Transcript:
             except Exception as error:  # templates raise whatever they like
                 raise InputError(f"the chat template does not take these messages ({' '.join(str(error).split())[:120]}); give 'prompt' instead") from None
         first = lambda *names: next((record[n] for n in names if record.get(n) is not None), None)  # noqa: E731
-        answer, reasoning = first("answer", "content"), first("reasoning", "reasoning_content") or ""
+        answer, reasoning = first("answer", "content"), first("reasoning", "reasoning_content")
+        if reasoning is None:
+            reasoning, answer = separate(answer) if isinstance(answer, str) else ("", answer)
+            if reasoning and not answer and not unanswered:
+                raise InputError("there is a reasoning and no answer after it; give the model more room to write, or leave this one out")
         name_of = record.get("id")
         if isinstance(name_of, int) and not isinstance(name_of, bool):
             name_of = str(name_of)
         for name, value in (("id", name_of), ("prompt", prompt), ("answer", answer)):
-            if value is None or value == "":
+            if value is None or value == "" and not (unanswered and name == "answer"):
                 raise InputError(f"no {name}; every transcript needs 'id', 'prompt' (or 'messages') and 'answer'")
         for name, value in (("id", name_of), ("prompt", prompt), ("reasoning", reasoning), ("answer", answer), ("group", record.get("group") or "")):
             _text(name, str(value) if name == "group" and isinstance(value, int) else value)
@@ -146,8 +155,8 @@ def _list(name: str, value: object) -> list | tuple | None:
     return value
 
 
-def load_transcripts(path: str | Path, tokenizer=None) -> list[Transcript]:
-    """Read transcripts from a JSONL file; every error names the file and the line."""
+def load_transcripts(path: str | Path, tokenizer=None, *, unanswered: bool = False) -> list[Transcript]:
+    """Read transcripts from a JSONL file; every error names the file and the line. With `unanswered`, answers may be empty."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: no such transcript file")
@@ -155,7 +164,7 @@ def load_transcripts(path: str | Path, tokenizer=None) -> list[Transcript]:
     seen: dict[str, int] = {}
     for number, record in read_jsonl(path):
         try:
-            found.append(Transcript.from_record(record, tokenizer))
+            found.append(Transcript.from_record(record, tokenizer, unanswered=unanswered))
         except InputError as error:
             raise InputError(f"{path}, line {number}: {error}") from None
         if found[-1].id in seen:

@@ -12,10 +12,11 @@ import pytest
 HOUSE = Path(__file__).parent.parent / "decisionheads"
 FLOORS = [
     ["errors", "_progress", "_processes", "words"],
-    ["heads", "labels"],
+    ["heads", "labels", "outputs"],
     ["transcripts", "calibration"],
     ["corpora"],
-    ["events", "margin"],
+    ["prompts"],
+    ["events", "margin", "task_score"],
     ["interventions", "cues"],
     ["_cache", "_unembed"],
     ["_rows"],
