@@ -114,6 +114,20 @@ def compare_runs(
 
 
 @app.command()
+def score(
+    transcripts: Annotated[Path, typer.Option(help="JSONL: id, prompt or messages, reasoning, answer, labels (gold)")],
+    labels: Annotated[Path, typer.Option(help="CSV or JSONL: label, description, region")],
+    model: Annotated[str | None, typer.Option(help="only for transcripts with messages: the model whose chat template they go through")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
+) -> None:
+    """Hold answers against gold labels: precision, recall, F1, and what could not be read."""
+    from .workflow import score_files
+
+    found = score_files(transcripts, labels, model)
+    typer.echo(json.dumps(found.to_dict()) if as_json else str(found))
+
+
+@app.command()
 def verify(
     model: Annotated[str, typer.Option(help="model folder, .gguf file or hub name")],
     dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16")] = "float32",

@@ -23,6 +23,7 @@ from .null_tokens import first_generated
 from .report import build_report
 from .run_folder import RunFolder, digest, hash_files, open_run, write
 from .survey import Options
+from .task_score import TaskScore, task_score
 from .transcripts import Transcript, encode, load_transcripts, save_transcripts
 from .words import closing_lines, kind_lines
 
@@ -116,6 +117,16 @@ def example(found: Discovery, model: DecisionModel, texts: Iterable[Transcript])
     marked = [int(i) - begin for i in encoded.tokens_in(row.near_start, row.near_end) if i >= begin] if row.near_miss else []
     return {"tokens": words, "chosen": chosen - begin, "near_miss": marked, "wrote": model.tokenizer.decode([row.chosen]),
             "against": model.tokenizer.decode([row.against]), "m": row.m, "m0": row.m0, "kind": row.kind}
+
+
+def score_files(transcripts: Path, labels: Path, model: str | None = None) -> TaskScore:
+    """`decisionheads score`: answers against gold labels; the model's tokenizer is needed only where transcripts bring `messages`."""
+    space = LabelSpace.load(labels)
+    texts = load_transcripts(transcripts, None if model is None else _tokenizer_for(model, transcripts), unanswered=True)
+    try:
+        return task_score(texts, space)
+    except InputError as error:
+        raise InputError(f"{transcripts}: {error}") from None
 
 
 def show(folder: Path, most: int = 5) -> str:
