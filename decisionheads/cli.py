@@ -39,6 +39,37 @@ def demo(
 
 
 @app.command()
+def generate(
+    model: Annotated[str, typer.Option(help="model folder, .gguf file or hub name")],
+    notes: Annotated[Path, typer.Option(help="JSONL: id, note, labels, subject_id, spans; prepare writes it")],
+    labels: Annotated[Path, typer.Option(help="CSV or JSONL: label, description, region; all of them are candidates")],
+    out: Annotated[Path, typer.Option(help="transcripts, new or to be continued (JSONL)")],
+    listing: Annotated[str, typer.Option(help="candidates with descriptions, a line each (described), or a line for each region (compact)")] = "described",
+    instruction: Annotated[str, typer.Option(help="what to do; stands after the note. Default: to name what comes close, then a line that begins with Codes:")] = "",
+    system: Annotated[str, typer.Option(help="system text")] = "",
+    within_labels: Annotated[bool, typer.Option("--within-labels", help="reasoning freely, then the cue, then labels only")] = False,
+    cue: Annotated[str, typer.Option(help="what opens the answer")] = "\\nCodes:",
+    longest: Annotated[int, typer.Option(help="most tokens to write; within the labels, of reasoning", min=0)] = 1024,
+    most: Annotated[int, typer.Option(help="most labels of an answer, within the labels", min=1)] = 16,
+    keep_whole: Annotated[bool, typer.Option("--keep-whole", help="refuse notes that are too long, instead of cutting them at their end")] = False,
+    limit: Annotated[int, typer.Option(help="only the first so many notes; 0 for all", min=0)] = 0,
+    batch: Annotated[int, typer.Option(help="texts that are written side by side", min=1)] = 8,
+    dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16")] = "float32",
+    device: Annotated[str | None, typer.Option(help="torch device")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print what stands beside the transcripts instead of a summary")] = False,
+) -> None:
+    """Let a model reason about notes and pick from all candidates in its prompt."""
+    from .generating import generate_files, said
+    from .generation import INSTRUCTION, Generating
+    from .prompts import Layout
+
+    asked = Generating(Layout(listing, instruction or INSTRUCTION, system, cut=not keep_whole), longest, within_labels, cue.replace("\\n", "\n"), most)
+    state = generate_files(model, notes, labels, out, asked, limit=limit, together=batch, dtype=dtype, device=device)
+    if state is not None:
+        typer.echo(json.dumps(state) if as_json else said(state, out))
+
+
+@app.command()
 def discover(
     model: Annotated[str, typer.Option(help="model folder, .gguf file or hub name")],
     transcripts: Annotated[Path, typer.Option(help="JSONL: id, prompt or messages, reasoning, answer")],
@@ -57,6 +88,7 @@ def discover(
     cut_from: Annotated[str, typer.Option(help="what cuts for the cue count back from: code or answer")] = "code",
     single_heads: Annotated[bool, typer.Option("--single-heads", help="stop after single heads: no sets, knock-in, families or blocked reads")] = False,
     given: Annotated[bool, typer.Option(help="answers are not the model's own greedy output: keep choices that lost")] = False,
+    exclude_emitted: Annotated[bool, typer.Option("--exclude-emitted", help="labels given already are no longer alive: for answers written within the labels")] = False,
     sanity: Annotated[str, typer.Option(help="none, pseudo-events or random-weights: runs that should find nothing")] = "none",
     dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16")] = "float32",
     device: Annotated[str | None, typer.Option(help="torch device")] = None,
@@ -74,7 +106,7 @@ def discover(
         raise InputError(f"unknown place {cut_from!r} to cut from: choose code or answer")
     random = sanity == "random-weights"
     options = Options(kinds_of(kinds), alpha, seed=seed, draws=draws, caliper=caliper, minimum=minimum, greedy=not (given or random), target=target, random_sets=random_sets,
-                      held_out=held_out, cue=cue.replace("\\n", "\n"), cut_from=cut_from, together=sanity == "none" and not single_heads, pseudo=sanity == "pseudo-events")
+                      held_out=held_out, cue=cue.replace("\\n", "\n"), cut_from=cut_from, exclude_emitted=exclude_emitted, together=sanity == "none" and not single_heads, pseudo=sanity == "pseudo-events")
     state = discover_files(model, transcripts, labels, out, options, dtype=dtype, device=device, memory=memory * 2**20, with_text=with_text, random_weights=random)
     if state is not None:
         typer.echo(json.dumps(state["summary"]) if as_json else show(out))

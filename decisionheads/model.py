@@ -144,6 +144,19 @@ class DecisionModel:
             except Exception as error:
                 raise InputError(f"{name_or_path}: no tokenizer could be loaded ({_first_line(error)}); put the tokenizer's files beside the model") from None
 
+    @staticmethod
+    def load_context(name_or_path: str | Path) -> int | None:
+        """The most tokens that a model can take, without loading the model; None where its config names no limit."""
+        from transformers import AutoConfig
+
+        where, extra = _locate(name_or_path)
+        with _quiet():
+            try:
+                config = AutoConfig.from_pretrained(where, **extra)
+            except Exception as error:
+                raise InputError(f"{name_or_path}: no config could be loaded ({_first_line(error)}); give a folder with config.json and weights") from None
+        return getattr(config.get_text_config(), "max_position_embeddings", None)
+
     def __repr__(self) -> str:
         h = self.hooked
         return f"DecisionModel({self.name}: {h.n_layers} layers x {h.n_heads} heads, {str(h.dtype)[6:]}, {self.tested.verdict if self.tested else 'not tested'})"

@@ -40,15 +40,20 @@ class Prefixes:
         """The same, forking every text from the longest beginning that all prompts share."""
         if len(prompts) < 2 or not self.hooked.packed:  # a cache of the model's own cannot be cut
             return self
-        first = prompts[0]
-        n = min(map(len, prompts)) - 1  # the last token of a prompt is read in each text: it predicts the first written one
-        for prompt in prompts[1:]:
-            differs = np.flatnonzero(first[:n] != prompt[:n])
-            n = int(differs[0]) if len(differs) else n
+        n = self.common(prompts)
         if n < WORTH:
             return self
-        ids = torch.as_tensor(first[:n], dtype=torch.long, device=self.hooked.device)
+        ids = torch.as_tensor(prompts[0][:n], dtype=torch.long, device=self.hooked.device)
         return Prefixes(self.hooked, self.budget, self.hooked.prefill(ids))
+
+    @staticmethod
+    def common(prompts: Sequence[Int[np.ndarray, " _"]]) -> int:
+        """How many tokens all prompts begin with; the last token of a prompt is its own, since it predicts the first written one."""
+        n = min(map(len, prompts)) - 1
+        for prompt in prompts[1:]:
+            differs = np.flatnonzero(prompts[0][:n] != prompt[:n])
+            n = int(differs[0]) if len(differs) else n
+        return n
 
     def read(self, ids: Int[Tensor, " position"], positions: tuple[int, ...]) -> Prefix:
         """Read a text, with logits at some positions."""

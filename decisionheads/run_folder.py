@@ -234,3 +234,11 @@ def read_table(path: Path) -> pd.DataFrame:
 def hash_files(paths: Sequence[Path]) -> str:
     """A content hash of files, by name and bytes."""
     return digest(*(part for p in paths for part in (p.name, hashlib.sha256(p.read_bytes()).hexdigest())))
+
+
+def model_hash(model: str) -> str:
+    """Of a folder's files or a GGUF file; of the name, for a hub name."""
+    path = Path(model)
+    if path.is_dir():
+        return hash_files(sorted(p for p in path.iterdir() if p.is_file()))
+    return hash_files([path]) if path.is_file() else digest(model)

@@ -45,6 +45,7 @@ class Options:
         held_out: most evaluation transcripts that sets are judged on; 0 for all of them.
         cue: what asks for a region before its code is written, with `{number}` for the code's ordinal; empty: no elicitation.
         cut_from: what cuts count back from, `code` or `answer`; see `elicitation.elicit`.
+        exclude_emitted: labels that an answer has given already are no longer alive, as in answers written within the labels.
         together: go on from single heads to sets, knock-in, families and blocked reads.
         pseudo: a sanity run: random null tokens are called events, and nothing should be found.
     """
@@ -62,6 +63,7 @@ class Options:
     held_out: int = 0
     cue: str = ""
     cut_from: str = "code"
+    exclude_emitted: bool = False
     together: bool = True
     pseudo: bool = False
 
@@ -105,7 +107,7 @@ def survey(model: DecisionModel, transcript: Transcript, labels: LabelSpace, clo
            prefixes: Prefixes | None = None) -> Survey:
     """Read a transcript at its events and null tokens; drop, on greedy output, choices that lost."""
     encoded = encode(transcript, model.tokenizer)
-    found = find_events(transcript, labels, model.tokenizer, encoded=encoded, closers=closers)
+    found = find_events(transcript, labels, model.tokenizer, encoded=encoded, closers=closers, exclude_emitted=asked.exclude_emitted)
     events = tuple(e for e in found if e.primary and e.kind in asked.kinds)
     space = labels if transcript.candidates is None else labels.subset(transcript.candidates)
     nulls = null_positions(transcript, encoded, space, template, model.tokenizer)

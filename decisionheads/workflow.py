@@ -21,7 +21,7 @@ from .labels import LabelSpace
 from .model import DecisionModel
 from .null_tokens import first_generated
 from .report import build_report
-from .run_folder import RunFolder, digest, hash_files, open_run, write
+from .run_folder import RunFolder, hash_files, model_hash, open_run, write
 from .survey import Options
 from .task_score import TaskScore, task_score
 from .transcripts import Transcript, encode, load_transcripts, save_transcripts
@@ -42,7 +42,7 @@ def discover_files(model: str, transcripts: Path, labels: Path, out: Path, optio
     check_usable(texts, space, transcripts)
     if options.cue:
         formatted(options.cue, 1)
-    inputs = {"model": _model_hash(model), "transcripts": hash_files([transcripts]), "labels": hash_files([labels]),
+    inputs = {"model": model_hash(model), "transcripts": hash_files([transcripts]), "labels": hash_files([labels]),
               "options": asdict(options), "dtype": dtype, "with_text": with_text, "random_weights": random_weights}
     RunFolder.check(out, inputs)
     check_device(device)
@@ -75,7 +75,7 @@ def run_demo(name: str, out: Path, seed: int, memory: int, texts: int = DEMO_TEX
     # nulls of these short texts are few: a wider caliper, and said so in the result
     options = Options(seed=seed, caliper=0.5, minimum=30 if texts >= DEMO_TEXTS else max(3, texts // 8), random_sets=100 if texts >= DEMO_TEXTS else 20, held_out=60, cue=tiny.CUE)
     folder = tiny.path(name)
-    inputs = {"model": _model_hash(str(folder)), "demo_texts": texts, "options": asdict(options), "with_text": True}
+    inputs = {"model": model_hash(str(folder)), "demo_texts": texts, "options": asdict(options), "with_text": True}
     RunFolder.check(out, inputs)
     import torch
 
@@ -174,14 +174,6 @@ def write_figure(found: Comparison, path: Path) -> None:
     if path.is_dir():
         raise InputError(f"{path} is a folder; name a file for the figure")
     write(path, two_models(found).to_html(include_plotlyjs=True, config={"displayModeBar": False, "responsive": True}))
-
-
-def _model_hash(model: str) -> str:
-    """Of a folder's files or a GGUF file; of the name, for a hub name."""
-    path = Path(model)
-    if path.is_dir():
-        return hash_files(sorted(p for p in path.iterdir() if p.is_file()))
-    return hash_files([path]) if path.is_file() else digest(model)
 
 
 def _tokenizer_for(model: str, transcripts: Path):

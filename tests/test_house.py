@@ -36,11 +36,13 @@ FLOORS = [
     ["discovery"],
     ["tiny"],
     ["run_folder"],
+    ["generation"],
     ["comparison"],
     ["plots"],
     ["standing_plots"],
     ["report"],
     ["workflow"],
+    ["generating"],
     ["cli"],
     ["__main__"],
 ]
