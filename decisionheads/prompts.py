@@ -18,8 +18,8 @@ from .transcripts import Encoded, Span, Transcript, encode
 
 SECTION = re.compile(r"^([A-Z][A-Za-z /]{2,50}):", re.MULTILINE)
 OWN = ("block", "note", "instruction")  # names of the spans that are made here
-LINE = 200  # a cut goes back to a line break that is at most so many characters before it
-NEAR = 64  # characters around the first guess of a cut, where it nearly always lies
+LINE = 200  # a cut goes back to a line break that is at most so many characters before the place where it must be
+NEAR = 64  # characters around the first guess of that place, where it nearly always lies
 
 
 @dataclass(frozen=True)
@@ -205,6 +205,9 @@ class Prompter:
         tokens = encoded.tokens_in(begin, begin + len(whole))
         stay = len(tokens) - (len(encoded) - limit)  # a guess: tokens at the seams may merge otherwise
         guess = max(0, int(encoded.offsets[tokens[stay], 0]) - begin) if stay > 0 else 0
+        line = whole.rfind("\n", 0, guess) + 1
+        if line and guess - line <= LINE and fits(line):
+            return line
         low, high = max(0, guess - NEAR), min(len(whole), guess + NEAR)
         if low and not fits(low):
             low, high = 0, low
@@ -213,10 +216,8 @@ class Prompter:
         while high - low > 1:  # low fits, high does not
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
-        line = whole.rfind("\n", 0, low) + 1
-        tried = [line] if low - line <= LINE and line else []
-        tried += [low - 1] if whole[low - 1:low + 1] == "\r\n" else []  # a line end is one thing
-        return next((keep for keep in tried if fits(keep)), low)
+        parts = whole[low - 1:low + 1] == "\r\n"  # a line end is one thing
+        return low - 1 if parts and fits(low - 1) else low
 
 
 def _listing(labels: LabelSpace, listing: str) -> tuple[str, list[tuple[str, str]]]:

@@ -20,8 +20,8 @@ from .transcripts import Transcript
 
 OUTSIDE, NO_CODE, EMPTY = "not in the label space", "no code in the answer", "empty answer"
 AMBIGUOUS = "several labels but for case"
-_CODE = re.compile(r"[A-Z][0-9][0-9A-Z](\.?[0-9A-Z]{1,4})?")
-_WRITTEN = re.compile(r"(?<![^\W_])[A-Za-z][0-9][0-9A-Za-z](\.?[0-9A-Za-z]{1,4})?(?![^\W_])")  # between anything but letters and digits
+_CODE = re.compile(r"[A-Z]([0-9][0-9A-Z]|[A-Z][0-9])(\.?[0-9A-Z]{1,4})?")  # a few categories have two letters: QA0
+_WRITTEN = re.compile(r"(?<![^\W_])[A-Za-z]([0-9][0-9A-Za-z]|[A-Za-z][0-9])(\.?[0-9A-Za-z]{1,4})?(?![^\W_])")  # between anything but letters and digits
 _GOES_ON = re.compile(r"[.-][0-9]")  # as in I50.9.1 and I20-25
 _TAG = re.compile(r"<[^<>\s]*>")  # special tokens that were kept, such as the end of a turn
 DRAWS = 2_000
@@ -68,7 +68,7 @@ def _codes(text: str, keys: dict[str, str]) -> tuple[tuple[str, ...], Counter[st
         key = written[0].replace(".", "").upper()
         if key in keys and not _GOES_ON.match(text, written.end()):
             found[keys[key]] = None
-        else:
+        elif key[1].isdigit():  # other words of two letters and a digit are no codes: pO2
             odd.add(key)
     return tuple(found), Counter({OUTSIDE: len(odd)} if odd else {})
 

@@ -66,6 +66,11 @@ def test_labels_of_other_shapes():
     assert parse_answer("Heart Failure; i10", mixed)[0] == ("heart failure", "I10")
 
 
+def test_categories_of_two_letters():
+    space = LabelSpace(["I10", "QA0.0101"], lambda label: label[:3])
+    assert parse_answer("qa00101; pO2 is 60, See.I10", space) == (("QA0.0101", "I10"), Counter())
+
+
 def test_label_files_without_dots():
     assert parse_answer("I50.9, I509, i5023", LabelSpace(["I509", "I5023"], lambda label: label[:3]))[0] == ("I509", "I5023")
 
