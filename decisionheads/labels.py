@@ -22,7 +22,7 @@ import numpy as np
 
 from .errors import InputError
 
-ICD10 = re.compile(r"[A-Z]\d[0-9A-Z](\.[0-9A-Z]{1,4})?")
+ICD10 = re.compile(r"[A-Z]([0-9][0-9A-Z]|A[0-9])(\.[0-9A-Z]{1,4})?")  # A[0-9]: ICD-10-CM has a category QA0 since 2026
 _BATCH = 4096  # texts tokenized at once: offsets of 300,000 titles would fill gigabytes
 END = -1  # in the trie: the label ends here
 
@@ -67,7 +67,7 @@ class LabelSpace:
         if regions is None:
             odd = next((label for label in self.labels if not ICD10.fullmatch(label)), None)
             if odd is not None:
-                raise InputError(f"label {odd!r} is not an ICD-10 code, so its region is not known; add a region column or give regions")
+                raise InputError(f"label {odd!r} is not an ICD-10 code, so its region is not known; add a region column or name another with --region-by (region_column)")
             regions = icd10_category
         assign = regions if callable(regions) else regions.get
         self.regions: dict[str, str] = {label: assign(label) for label in self.labels}
@@ -99,34 +99,35 @@ class LabelSpace:
     # -- files -----------------------------------------------------------------------------
 
     @classmethod
-    def load(cls, path: str | Path, region_by: Callable[[str], str] | None = None) -> LabelSpace:
-        """Read a CSV or JSONL file with `label` and optional `description` and `region`."""
+    def load(cls, path: str | Path, region_by: Callable[[str], str] | None = None, region_column: str | None = None) -> LabelSpace:
+        """Read a CSV or JSONL file with `label` and optional `description` and `region`.
+
+        Args:
+            region_by: label -> region, instead of any column.
+            region_column: the column that regions are taken from; by default `region` where there is one, else the
+                ICD-10 categories.
+
+        Raises:
+            InputError: for a file that cannot be read, a column that is not there, and whatever the class refuses.
+        """
         path = Path(path)
-        if not path.is_file():
-            raise InputError(f"{path}: no such label file")
-        rows = []
-        if path.suffix == ".jsonl":
-            for number, record in read_jsonl(path):
-                if not isinstance(record, dict) or any(not isinstance(record.get(k, ""), str) for k in ("label", "description", "region")):
-                    raise InputError(f"{path}, line {number}: write label, description and region as text in one object a line")
-                rows.append(record)
-        else:
-            try:
-                reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
-                reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-                rows = list(reader)
-            except csv.Error as error:
-                raise InputError(f"{path}: not CSV ({error}); quote labels that hold commas or quotes") from None
+        columns, rows = read_rows(path)
         if not rows or not all(row.get("label") for row in rows):
             raise InputError(f"{path}: every row needs a label; give the file a 'label' column (and optionally 'description', 'region')")
+        if region_column is not None and region_column not in columns:
+            raise InputError(f"{path}: there is no column {region_column!r} to take regions from; its columns are {', '.join(columns)}")
+        column = region_column or "region"
         odd = next((row["label"] for row in rows if row["label"] != row["label"].strip() or "\n" in row["label"]), None)
         if odd is not None:
             raise InputError(f"{path}: label {odd!r} has spaces around it or a line break in it; write labels as they stand in the text")
+        for number, row in enumerate(rows, 1):
+            if not isinstance(row.get(column) or "", str):  # of a JSONL file: its other columns are anyone's
+                raise InputError(f"{path}, row {number}: {column} is not text; write it as text")
         labels = [row["label"] for row in rows]
-        regions = {row["label"]: row["region"].strip() for row in rows if (row.get("region") or "").strip()}
+        regions = {row["label"]: row[column].strip() for row in rows if (row.get(column) or "").strip()}
         described = {row["label"]: row["description"] for row in rows if row.get("description")}
         try:
-            return cls(labels, region_by or regions or None, described)
+            return cls(labels, region_by or (regions if region_column is not None else regions or None), described)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
 
@@ -203,13 +204,44 @@ def read_text(path: Path) -> str:
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, object]]:
-    """`(line number, value)` of every line that is not blank; raises InputError with the line."""
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError):
-                raise InputError(f"{path}, line {number}: not JSON; write one object a line") from None
+    """`(line number, value)` of every line that is not blank, one at a time; raises InputError with the line."""
+    at = 0
+    try:
+        with open(path, "rb") as lines:  # a corpus of notes may be larger than memory
+            for number, line in enumerate(lines, 1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                at += len(line)
+                if text.strip():
+                    yield number, json.loads(text)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 at byte {at + error.start}; save it as UTF-8") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path}, line {number}: not JSON; write one object a line") from None
+
+
+def read_rows(path: Path) -> tuple[list[str], list[dict]]:
+    """The columns and rows of a CSV file with a header, or of a JSONL file with one object a line (by the suffix).
+
+    Raises:
+        InputError: for a missing file, one that is no such table, or a label, description or region that is not text.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such label file")
+    if path.suffix == ".jsonl":
+        rows = []
+        for number, record in read_jsonl(path):
+            if not isinstance(record, dict) or any(not isinstance(record.get(k, ""), str) for k in ("label", "description", "region")):
+                raise InputError(f"{path}, line {number}: write label, description and region as text in one object a line")
+            rows.append(record)
+        return list(dict.fromkeys(name for row in rows for name in row)), rows
+    try:
+        reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        return list(reader.fieldnames), list(reader)
+    except csv.Error as error:
+        raise InputError(f"{path}: not CSV ({error}); quote labels that hold commas or quotes") from None
 
 
 def _ends_at(text: str, stop: int) -> bool:

@@ -94,6 +94,27 @@ def test_files(tmp_path):
     assert LabelSpace.load(good, region_by=lambda label: label[0]).region("I10") == "I"
 
 
+def test_regions_from_another_column(tmp_path):
+    file = tmp_path / "labels.csv"
+    file.write_text("label,ward,region\nI10,x,a\nI50.9,y,a\n")
+    assert LabelSpace.load(file, region_column="ward").region("I50.9") == "y" and LabelSpace.load(file, region_column="region").region("I50.9") == "a"
+    with pytest.raises(InputError, match="there is no column 'room' to take regions from; its columns are label, ward, region"):
+        LabelSpace.load(file, region_column="room")
+    rows = tmp_path / "labels.jsonl"
+    rows.write_text('\ufeff{"label": "I10", "ward": "x", "beds": 3}\n{"label": "I50.9"}\n', encoding="utf-8")
+    assert LabelSpace.load(rows).region("I50.9") == "I50"  # other columns may hold anything
+    for column, said in (("beds", "row 1: beds is not text"), ("ward", "'I50.9' has no region"), ("region", "no column 'region'")):
+        with pytest.raises(InputError, match=said):
+            LabelSpace.load(rows, region_column=column)
+
+
+def test_the_category_with_two_letters():
+    assert LabelSpace(["QA0.0101", "C7A.010", "I5A"]).regions == {"QA0.0101": "QA0", "C7A.010": "C7A", "I5A": "I5A"}
+    for label in ("ABC", "QAA", "I５0", "I5023"):
+        with pytest.raises(InputError, match="is not an ICD-10 code"):
+            LabelSpace([label])
+
+
 @pytest.mark.parametrize(("text", "said"), [
     ("code,description\nI10,x\n", "give the file a 'label' column"), ("", "give the file a 'label' column"),
     ("label\nI10\nI10\n", "'I10' is listed more than once"), ("label\nfoo\n", "add a region column")])
