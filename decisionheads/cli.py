@@ -17,7 +17,8 @@ from .errors import InputError
 _UsageError = typer.BadParameter.__mro__[2]  # ClickException, wherever this typer keeps click
 app = typer.Typer(name="decisionheads", help="Which attention heads decide what a language model writes.",
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-
+labels_app = typer.Typer(name="labels", help="Make label files.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(labels_app)
 
 Memory = Annotated[int, typer.Option(help="megabytes for one pack of rows", min=1)]
 
@@ -85,6 +86,7 @@ def discover(
     random_sets: Annotated[int, typer.Option(help="random sets that a head set is held against", min=20)] = 1_000,
     held_out: Annotated[int, typer.Option(help="most evaluation transcripts that sets are judged on; 0 for all", min=0)] = 0,
     cue: Annotated[str, typer.Option(help="text that asks for the region of code {number} ('\\ncue {number}:'), for elicitation; none: left out")] = "",
+    region_by: Annotated[str | None, typer.Option(help="what regions are: a column of the labels file, or category, block or chapter of ICD-10-CM")] = None,
     cut_from: Annotated[str, typer.Option(help="what cuts for the cue count back from: code or answer")] = "code",
     single_heads: Annotated[bool, typer.Option("--single-heads", help="stop after single heads: no sets, knock-in, families or blocked reads")] = False,
     given: Annotated[bool, typer.Option(help="answers are not the model's own greedy output: keep choices that lost")] = False,
@@ -107,9 +109,26 @@ def discover(
     random = sanity == "random-weights"
     options = Options(kinds_of(kinds), alpha, seed=seed, draws=draws, caliper=caliper, minimum=minimum, greedy=not (given or random), target=target, random_sets=random_sets,
                       held_out=held_out, cue=cue.replace("\\n", "\n"), cut_from=cut_from, exclude_emitted=exclude_emitted, together=sanity == "none" and not single_heads, pseudo=sanity == "pseudo-events")
-    state = discover_files(model, transcripts, labels, out, options, dtype=dtype, device=device, memory=memory * 2**20, with_text=with_text, random_weights=random)
+    state = discover_files(model, transcripts, labels, out, options, dtype=dtype, device=device, memory=memory * 2**20, with_text=with_text, random_weights=random,
+                           regions=region_by)
     if state is not None:
         typer.echo(json.dumps(state["summary"]) if as_json else show(out))
+
+
+@labels_app.command(name="icd10cm")
+def labels_icd10cm(
+    out: Annotated[Path, typer.Option(help="CSV to write: label, description, region")],
+    chapter: Annotated[list[str] | None, typer.Option(help="only these chapters: 9, IX or I00-I99; again for more, or with commas")] = None,
+    codes: Annotated[Path | None, typer.Option(help="only these codes: text, one a line, or CSV with a column label or code")] = None,
+    notes: Annotated[Path | None, typer.Option(help="only codes seen in these notes, JSONL")] = None,
+    at_least: Annotated[int | None, typer.Option(help="in how many notes a code must be seen; 1 if not given", min=1)] = None,
+    region: Annotated[str, typer.Option(help="what regions are: category, block or chapter")] = "category",
+) -> None:
+    """Write billable ICD-10-CM codes with descriptions and regions; codes that are not billable or not known are flagged."""
+    from .corpora.code_files import write_labels
+
+    typer.echo(str(write_labels(out, chapter, codes, notes, at_least, region)))
+    typer.echo(f"labels: {out}")
 
 
 @app.command(name="show")

@@ -13,11 +13,12 @@ import pandas as pd
 from . import tiny
 from ._processes import agreed, first, working_together
 from .comparison import Comparison
+from .corpora.icd10cm import LEVELS, edition, edition_beside, region_by
 from .cues import formatted
 from .discovery import Discovery, discover
 from .errors import InputError
 from .events import Kind
-from .labels import LabelSpace
+from .labels import LabelSpace, read_rows
 from .model import DecisionModel
 from .null_tokens import first_generated
 from .report import build_report
@@ -31,19 +32,22 @@ DEMO_TEXTS = 400
 
 
 def discover_files(model: str, transcripts: Path, labels: Path, out: Path, options: Options, *, dtype: str = "float32", device: str | None = None,
-                   memory: int, with_text: bool = False, random_weights: bool = False, progress: bool = True) -> dict | None:
+                   memory: int, with_text: bool = False, random_weights: bool = False, progress: bool = True, regions: str | None = None) -> dict | None:
     """`decisionheads discover`: everything is checked before the model is loaded, and before `out` is made.
+
+    Args:
+        regions: what regions are, as in `load_space`.
 
     Returns:
         the manifest and summary of the run; None in all but the first of several processes.
     """
-    space = LabelSpace.load(labels)
+    space, said = load_space(labels, regions)
     texts = load_transcripts(transcripts, _tokenizer_for(model, transcripts))
     check_usable(texts, space, transcripts)
     if options.cue:
         formatted(options.cue, 1)
     inputs = {"model": model_hash(model), "transcripts": hash_files([transcripts]), "labels": hash_files([labels]),
-              "options": asdict(options), "dtype": dtype, "with_text": with_text, "random_weights": random_weights}
+              "options": asdict(options), "dtype": dtype, "with_text": with_text, "random_weights": random_weights, **said}
     RunFolder.check(out, inputs)
     check_device(device)
     with working_together(device) as number:
@@ -90,6 +94,28 @@ def run_demo(name: str, out: Path, seed: int, memory: int, texts: int = DEMO_TEX
     if not store.finished:
         write(out / "labels.csv", pd.DataFrame({"label": space.labels, "region": [space.region(label) for label in space.labels]}).to_csv(index=False))
     return run(model, load_transcripts(out / "transcripts.jsonl"), space, out, inputs, options, memory, True, progress)
+
+
+def load_space(labels: Path, regions: str | None = None) -> tuple[LabelSpace, dict[str, str]]:
+    """Labels and their regions, and what a run should remember about where both came from.
+
+    Args:
+        regions: a column of the file, or else category, block or chapter; by default the region column, else categories.
+    """
+    noted = edition_beside(labels)
+    said = {"edition": noted} if noted is not None else {}
+    if regions is None:
+        return LabelSpace.load(labels), said
+    said["region_by"] = regions
+    columns, _ = read_rows(labels)
+    if regions in columns:  # the user's own, even if it is called block
+        return LabelSpace.load(labels, region_column=regions), said
+    if regions not in LEVELS:
+        raise InputError(f"{labels}: no column {regions!r} for --region-by; choose category, block, chapter or one of its columns ({', '.join(columns)})")
+    space = LabelSpace.load(labels, region_by(regions))
+    if regions != "category":  # looked up in the table, so that another edition may give others
+        said["region_table"] = edition()
+    return space, said
 
 
 def check_usable(texts: Sequence[Transcript], space: LabelSpace, path: Path) -> None:
