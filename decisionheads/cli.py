@@ -20,6 +20,7 @@ app = typer.Typer(name="decisionheads", help="Which attention heads decide what 
 labels_app = typer.Typer(name="labels", help="Make label files.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(labels_app)
 
+RegionBy = Annotated[str | None, typer.Option(help="what regions are: a column of the labels file, or category, block or chapter of ICD-10-CM")]
 Memory = Annotated[int, typer.Option(help="megabytes for one pack of rows", min=1)]
 
 
@@ -48,11 +49,13 @@ def generate(
     listing: Annotated[str, typer.Option(help="candidates with descriptions, a line each (described), or a line for each region (compact)")] = "described",
     instruction: Annotated[str, typer.Option(help="what to do; stands after the note. Default: to name what comes close, then a line that begins with Codes:")] = "",
     system: Annotated[str, typer.Option(help="system text")] = "",
+    opening: Annotated[str, typer.Option(help="what the model's own writing begins with, as part of the prompt")] = "",
     within_labels: Annotated[bool, typer.Option("--within-labels", help="reasoning freely, then the cue, then labels only")] = False,
     cue: Annotated[str, typer.Option(help="what opens the answer")] = "\\nCodes:",
     longest: Annotated[int, typer.Option(help="most tokens to write; within the labels, of reasoning", min=0)] = 1024,
     most: Annotated[int, typer.Option(help="most labels of an answer, within the labels", min=1)] = 16,
     keep_whole: Annotated[bool, typer.Option("--keep-whole", help="refuse notes that are too long, instead of cutting them at their end")] = False,
+    region_by: RegionBy = None,
     limit: Annotated[int, typer.Option(help="only the first so many notes; 0 for all", min=0)] = 0,
     batch: Annotated[int, typer.Option(help="texts that are written side by side", min=1)] = 8,
     dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16")] = "float32",
@@ -60,14 +63,14 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="print what stands beside the transcripts instead of a summary")] = False,
 ) -> None:
     """Let a model reason about notes and pick from all candidates in its prompt."""
-    from .generating import generate_files, said
+    from .generating import generate_files, summed_up
     from .generation import INSTRUCTION, Generating
     from .prompts import Layout
 
-    asked = Generating(Layout(listing, instruction or INSTRUCTION, system, cut=not keep_whole), longest, within_labels, cue.replace("\\n", "\n"), most)
-    state = generate_files(model, notes, labels, out, asked, limit=limit, together=batch, dtype=dtype, device=device)
+    asked = Generating(Layout(listing, instruction or INSTRUCTION, system, opening=opening.replace("\\n", "\n"), cut=not keep_whole), longest, within_labels, cue.replace("\\n", "\n"), most)
+    state = generate_files(model, notes, labels, out, asked, limit=limit, together=batch, dtype=dtype, device=device, regions=region_by)
     if state is not None:
-        typer.echo(json.dumps(state) if as_json else said(state, out))
+        typer.echo(json.dumps(state) if as_json else summed_up(state, out))
 
 
 @app.command()
@@ -86,7 +89,7 @@ def discover(
     random_sets: Annotated[int, typer.Option(help="random sets that a head set is held against", min=20)] = 1_000,
     held_out: Annotated[int, typer.Option(help="most evaluation transcripts that sets are judged on; 0 for all", min=0)] = 0,
     cue: Annotated[str, typer.Option(help="text that asks for the region of code {number} ('\\ncue {number}:'), for elicitation; none: left out")] = "",
-    region_by: Annotated[str | None, typer.Option(help="what regions are: a column of the labels file, or category, block or chapter of ICD-10-CM")] = None,
+    region_by: RegionBy = None,
     cut_from: Annotated[str, typer.Option(help="what cuts for the cue count back from: code or answer")] = "code",
     single_heads: Annotated[bool, typer.Option("--single-heads", help="stop after single heads: no sets, knock-in, families or blocked reads")] = False,
     given: Annotated[bool, typer.Option(help="answers are not the model's own greedy output: keep choices that lost")] = False,

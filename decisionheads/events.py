@@ -137,7 +137,8 @@ def find_events(transcript: Transcript, labels: LabelSpace, tokenizer, *, encode
     mentions = [m for m in mentions if m.label in labels]
     named = [m for m in every.mentions(text, transcript.reasoning_start, answer_at) if m.label in labels]
     given = {m.label for m in mentions}
-    listed = {} if any(s.name == "block" for s in transcript.spans) else _listed(text, every.mentions(text, 0, transcript.reasoning_start), labels)
+    regions = set(labels.regions.values())  # blocks of other regions than are asked about say nothing of these
+    listed = {} if any(s.name == "block" and s.of in regions for s in transcript.spans) else _listed(text, every.mentions(text, 0, transcript.reasoning_start), labels)
     events: list[DecisionEvent] = []
     for number, mention in enumerate(mentions):
         alive = labels

@@ -14,16 +14,17 @@ from .generation import Generating, Parts, beside, check_inputs, finish, generat
 from .labels import LabelSpace
 from .model import DecisionModel
 from .run_folder import hash_files, model_hash, read_json
-from .workflow import check_device, own_device
+from .workflow import check_device, load_space, own_device
 
 
-def generate_files(model: str, notes: Path, labels: Path, out: Path, asked: Generating, *, limit: int = 0, together: int = 8, dtype: str = "float32",
+def generate_files(model: str, notes: Path, labels: Path, out: Path, asked: Generating, *, limit: int = 0, together: int = 8, dtype: str = "float32", regions: str | None = None,
                    device: str | None = None, progress: bool = True) -> dict[str, Any] | None:
     """Generate into a file, go on with one that was begun, or take what a finished one says.
 
     Args:
         limit: only the first so many notes; 0 for all.
         together: texts written side by side.
+        regions: what regions are, as in `workflow.load_space`; candidates are listed by them.
 
     Returns:
         what stands beside the transcripts; None in all but the first of several processes.
@@ -31,14 +32,14 @@ def generate_files(model: str, notes: Path, labels: Path, out: Path, asked: Gene
     Raises:
         InputError: before the model is loaded, for whatever is wrong with files, prompts and lengths.
     """
-    space = LabelSpace.load(labels)
+    space, said = load_space(labels, regions)
     texts = load_notes(notes)
     texts = texts[:limit] if limit else texts
     check_gold(texts, space, notes)
     if not out.parent.is_dir() or out.is_dir():
         raise InputError(f"{out} cannot be written: " + ("it is a folder; name a file" if out.is_dir() else f"{out.parent} is not a folder; make it first"))
     tokenizer, context = DecisionModel.load_tokenizer(model), DecisionModel.load_context(model)
-    inputs = {"model": model_hash(model), "notes": hash_files([notes]), "labels": hash_files([labels]), "limit": limit, "options": asdict(asked), "dtype": dtype}
+    inputs = {"model": model_hash(model), "notes": hash_files([notes]), "labels": hash_files([labels]), "limit": limit, "options": asdict(asked), "dtype": dtype, **said}
     parts = Parts(out, inputs)
     done = finished(out, parts.inputs)
     prompts = make_prompts(texts, space, tokenizer, asked, context) if done is None else {}
@@ -77,7 +78,7 @@ def check_gold(notes: Sequence[Note], space: LabelSpace, path: Path) -> None:
         raise InputError(f"{path}: none of the notes' codes (such as {min(gold)!r}) is in the label file; are both written the same way, with their dots?")
 
 
-def said(state: dict[str, Any], out: Path) -> str:
+def summed_up(state: dict[str, Any], out: Path) -> str:
     """A summary for people."""
     lengths, score = state["prompt_tokens"], state["score"]
     total = state["transcripts"] + len(state["unfinished"])
