@@ -198,6 +198,24 @@ def verify(
         raise typer.Exit(2)
 
 
+@app.command(name="prepare")
+def prepare_notes(
+    corpus: Annotated[str, typer.Argument(help="mimic-iv, mdace or codiesp")],
+    path: Annotated[Path, typer.Option(help="folder of the corpus as it was released")],
+    out: Annotated[Path, typer.Option(help="write the notes here, a .jsonl file; counts go to the same name with .json")],
+    labels_out: Annotated[Path | None, typer.Option(help="write the labels that occur here, a .csv file")] = None,
+    at_least: Annotated[int, typer.Option(help="fewest notes of a label in that file", min=1)] = 1,
+    limit: Annotated[int | None, typer.Option(help="stop after this many notes", min=1)] = None,
+    notes_from: Annotated[Path | None, typer.Option(help="mdace: MIMIC-III's NOTEEVENTS.csv or .csv.gz")] = None,
+    split: Annotated[str | None, typer.Option(help="mdace, codiesp: train, dev or test")] = None,
+) -> None:
+    """Read a corpus of clinical notes with codes, and count what is left out."""
+    from .corpora.prepare import prepare, show
+
+    typer.echo(show(prepare(corpus, path, out, labels_out, at_least, limit, notes_from, split, progress=True)))
+    typer.echo(f"written: {out}")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the program; returns the exit code."""
     try:
