@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import importlib.util
 import io
 import json
 import sys
@@ -20,7 +19,7 @@ from decisionheads import InputError, LabelSpace
 from decisionheads.cli import main
 from decisionheads.corpora import codiesp, load_notes, mdace, mimic_iv
 from decisionheads.corpora.codes import dotted, is_code, region
-from decisionheads.corpora.labels_of import official_titles, save_labels
+from decisionheads.corpora.labels_of import save_labels
 from decisionheads.corpora.prepare import prepare
 from decisionheads.corpora.tables import rows
 
@@ -405,10 +404,17 @@ def test_labels_of_a_corpus_load_as_a_label_space(tmp_path):
 
 
 def test_titles_come_from_the_table_where_it_is_installed(monkeypatch):
-    installed = importlib.util.find_spec("simple_icd_10_cm") is not None
-    assert official_titles(["I50.23", "W19.XXX"]) == ({"I50.23": "Acute on chronic systolic (congestive) heart failure"} if installed else {})
+    from decisionheads.corpora import icd10cm
+    from decisionheads.corpora.prepare import _official
+
+    found, edition = _official(["I50.23", "W19.XXX"])
+    assert found == {"I50.23": "Acute on chronic systolic (congestive) heart failure"} and edition.startswith("ICD-10-CM ")
     monkeypatch.setitem(sys.modules, "simple_icd_10_cm", None)
-    assert official_titles(["I50.23"]) == {}
+    icd10cm._table.cache_clear()
+    try:
+        assert _official(["I50.23"]) == ({}, None)
+    finally:
+        icd10cm._table.cache_clear()
 
 
 def run(corpus, path, tmp_path, *more):

@@ -6,7 +6,7 @@ import re
 
 from ..labels import ICD10, icd10_category
 
-_UNDOTTED = re.compile(r"[A-Z]\d[0-9A-Z]{2,5}")
+_UNDOTTED = re.compile(r"[A-Z](\d[0-9A-Z]|A\d)[0-9A-Z]{1,4}")  # a category may have two letters: QA0
 _CODE = re.compile(r"(?=.{2,10}$)[0-9A-Z]+(\.[0-9A-Z]+)?")
 
 

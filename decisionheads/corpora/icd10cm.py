@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..labels import LabelSpace
+from .codes import dotted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,13 +94,10 @@ def edition() -> str:
     return _table().edition
 
 
-def dotted(undotted: str) -> str:
-    """`I5023` -> `I50.23`: the dot after three characters, as corpora leave it out; padding is taken off.
-
-    No table is asked, and text stays as it is otherwise: `0042` and `042` remain two codes (`004.2`, `042`).
-    """
-    code = undotted.strip()
-    return code if len(code) <= 3 or "." in code else f"{code[:3]}.{code[3:]}"
+def titles(labels: Iterable[str]) -> dict[str, str]:
+    """Descriptions of those labels that are codes of the table, billable or not."""
+    known = _table().descriptions
+    return {label: known[label] for label in labels if label in known}
 
 
 def normalise(text: str) -> str | None:

@@ -5,26 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import os
-import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import InputError
 from .codes import region
 
 HEADER = ("label", "description", "region")
-
-
-def official_titles(labels: Iterable[str]) -> dict[str, str]:
-    """Descriptions of ICD-10-CM codes from simple-icd-10-cm; none where it is not installed."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it loads its table in a way that newer Pythons warn of
-            import simple_icd_10_cm as table
-    except ImportError:
-        return {}
-    return {label: table.get_description(label) for label in labels if table.is_valid_item(label)}
 
 
 def save_labels(seen: Counter[str], path: str | Path, titles: Mapping[str, str], at_least: int = 1) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from typing import Any
 from .. import __version__
 from ..errors import InputError
 from . import codiesp, mdace, mimic_iv
-from .labels_of import HEADER, official_titles, save_labels
+from .icd10cm import edition
+from .icd10cm import titles as official_titles
+from .labels_of import HEADER, save_labels
 from .notes import Note, save_notes
 
 CORPORA = ("mimic-iv", "mdace", "codiesp")
@@ -41,7 +43,7 @@ def prepare(corpus: str, path: str | Path, out: str | Path, labels_out: str | Pa
         progress: draw bars on a terminal's stderr.
 
     Returns:
-        the record.
+        the record; `edition` is that of the ICD-10-CM table, where descriptions were taken from it.
 
     Raises:
         InputError: in one sentence; nothing is written then.
@@ -49,6 +51,7 @@ def prepare(corpus: str, path: str | Path, out: str | Path, labels_out: str | Pa
     out, labels_out = Path(out), None if labels_out is None else Path(labels_out)
     _check(corpus, out, labels_out, at_least, notes_from, split)
     counts: Counter[str] = Counter()
+    source = None
     if corpus == "mimic-iv":
         titles = mimic_iv.titles(path) if labels_out is not None else {}
         notes = mimic_iv.notes(path, counts, progress)
@@ -67,10 +70,12 @@ def prepare(corpus: str, path: str | Path, out: str | Path, labels_out: str | Pa
         for file in labels_files:
             rare = sum(n < at_least for n in seen.values())
             counts[f"labels that are in fewer than {at_least} notes (left out of the label file only)"] += rare
-            save_labels(seen, file, titles if corpus == "mimic-iv" else official_titles(seen), at_least)
+            if corpus != "mimic-iv":
+                titles, source = _official(seen)
+            save_labels(seen, file, titles, at_least)
         options = {"split": split, "limit": limit, "at_least": at_least, "notes_from": _name(notes_from), "labels_out": _name(labels_out)}
         found = {"read": _those(counts, "read: "), "kept": _those(counts, "kept: ") | {"distinct labels": len(seen)}, "left_out": _left(counts)}
-        record = {"corpus": corpus, "version": __version__, "options": options, "stopped_at_limit": kept == limit, "counts": found}
+        record = {"corpus": corpus, "version": __version__, "edition": source, "options": options, "stopped_at_limit": kept == limit, "counts": found}
         record_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         for target, file in zip(targets, staged, strict=True):
             os.replace(file, target)
@@ -112,6 +117,14 @@ def _check(corpus: str, out: Path, labels_out: Path | None, at_least: int, notes
         with open(labels_out, "rb") as file:
             if file.readline(100).rstrip(b"\r\n") != ",".join(HEADER).encode():
                 raise InputError(f"{labels_out} exists and is not a label file; name another")
+
+
+def _official(labels: Iterable[str]) -> tuple[dict[str, str], str | None]:
+    """Descriptions from the ICD-10-CM table and its edition; none where the table is not installed."""
+    try:
+        return official_titles(labels), edition()
+    except InputError:
+        return {}, None
 
 
 def _counted(notes: Iterator[Note], counts: Counter[str], seen: Counter[str], limit: int | None) -> Iterator[Note]:
