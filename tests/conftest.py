@@ -129,3 +129,22 @@ def demo(tmp_path_factory):
     with shapes_unchecked():
         assert main(["demo", "--texts", "40", "--out", str(out)]) == 0
     return out
+
+
+@pytest.fixture(scope="session")
+def bpe_folder(tmp_path_factory):
+    """A small random Llama over a byte-level BPE."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from .bpe import bpe
+
+    torch.manual_seed(1)
+    tokenizer, path = bpe(), tmp_path_factory.mktemp("bpe-llama")
+    hf = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                                      max_position_embeddings=600, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id))
+    with torch.no_grad():
+        for name, p in hf.named_parameters():
+            if p.ndim > 1:
+                p.normal_(0, 0.6 if "embed" in name else 0.3)
+    hf.save_pretrained(path), tokenizer.save_pretrained(path)
+    return path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
 from decisionheads import DecisionModel, InputError, LabelSpace, load_transcripts
 from decisionheads.cli import main
@@ -14,8 +13,6 @@ from decisionheads.generation import Generating, Parts, beside, generate, make_p
 from decisionheads.prompts import Layout
 from decisionheads.transcripts import Span, encode
 
-from .bpe import bpe
-
 SECRET = "zebra quartz umbrella"  # planted in every note
 CODES = ["E11.9", "E11.65", "I10", "I50.1", "I50.21", "I50.9", "J18.9", "J44.0", "J44.9"]
 COMPACT = Layout("compact", "Give the codes.")
@@ -23,25 +20,8 @@ WITHIN = Generating(COMPACT, longest=12, within_labels=True, most=3)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A small random Llama over a byte-level BPE."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(1)
-    tokenizer, path = bpe(), tmp_path_factory.mktemp("bpe-llama")
-    hf = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                                      max_position_embeddings=600, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id))
-    with torch.no_grad():
-        for name, p in hf.named_parameters():
-            if p.ndim > 1:
-                p.normal_(0, 0.6 if "embed" in name else 0.3)
-    hf.save_pretrained(path), tokenizer.save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def bpe_model(folder):
-    return DecisionModel.from_pretrained(folder)
+def bpe_model(bpe_folder):
+    return DecisionModel.from_pretrained(bpe_folder)
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +41,12 @@ def notes():
 
 
 @pytest.fixture
-def files(folder, codes, notes, tmp_path):
+def files(bpe_folder, codes, notes, tmp_path):
     save_notes(notes, tmp_path / "notes.jsonl")
     (tmp_path / "labels.csv").write_text("label,description\n" + "".join(f"{code},finding {code}\n" for code in CODES))
 
     def command(out: str = "t.jsonl", *more: str, within: bool = True) -> list[str]:
-        return ["generate", "--model", str(folder), "--notes", str(tmp_path / "notes.jsonl"), "--labels", str(tmp_path / "labels.csv"), "--out", str(tmp_path / out), "--device", "cpu",
+        return ["generate", "--model", str(bpe_folder), "--notes", str(tmp_path / "notes.jsonl"), "--labels", str(tmp_path / "labels.csv"), "--out", str(tmp_path / out), "--device", "cpu",
                 "--listing", "compact", "--instruction", "Give the codes.", "--longest", "12", *(["--within-labels", "--most", "3"] if within else []), *more]
     return command
 
@@ -203,7 +183,7 @@ def test_a_killed_run_goes_on_where_it_stopped(files, tmp_path, capsys, monkeypa
 @pytest.mark.parametrize("change, said", [
     (lambda d: (d / "t.jsonl").write_text("mine\n"), "exists and nothing says how it was made"),
     (lambda d: (d / "labels.csv").write_text("label,region\nX01.1,X01\n"), "none of the notes' codes (such as 'E11.65') is in the label file"),
-    (lambda d: (d / "labels.csv").write_text("label\nheart failure\n"), "give regions"),
+    (lambda d: (d / "labels.csv").write_text("label\nheart failure\n"), "add a region column or name another with --region-by"),
     (lambda d: (d / "notes.jsonl").write_text('{"id": "a"}\n'), "line 1: note 'a' has no text"),
 ])
 def test_bad_input_is_one_sentence(files, tmp_path, capsys, monkeypatch, change, said):
