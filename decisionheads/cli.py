@@ -46,13 +46,14 @@ def generate(
     notes: Annotated[Path, typer.Option(help="JSONL: id, note, labels, subject_id, spans; prepare writes it")],
     labels: Annotated[Path, typer.Option(help="CSV or JSONL: label, description, region; all of them are candidates")],
     out: Annotated[Path, typer.Option(help="transcripts, new or to be continued (JSONL)")],
-    listing: Annotated[str, typer.Option(help="candidates with descriptions, a line each (described), or a line for each region (compact)")] = "described",
+    listing: Annotated[str, typer.Option(help="candidates with descriptions, a line each (described), descriptions first (titled), or a line for each region (compact)")] = "described",
     instruction: Annotated[str, typer.Option(help="what to do; stands after the note. Default: to name what comes close, then a line that begins with Codes:")] = "",
     system: Annotated[str, typer.Option(help="system text")] = "",
     opening: Annotated[str, typer.Option(help="what the model's own writing begins with, as part of the prompt")] = "",
     within_labels: Annotated[bool, typer.Option("--within-labels", help="reasoning freely, then the cue, then labels only")] = False,
     cue: Annotated[str, typer.Option(help="what opens the answer")] = "\\nCodes:",
     longest: Annotated[int, typer.Option(help="most tokens to write; within the labels, of reasoning", min=0)] = 1024,
+    until: Annotated[str, typer.Option(help="text at which reasoning ends, within the labels")] = "",
     most: Annotated[int, typer.Option(help="most labels of an answer, within the labels", min=1)] = 16,
     keep_whole: Annotated[bool, typer.Option("--keep-whole", help="refuse notes that are too long, instead of cutting them at their end")] = False,
     region_by: RegionBy = None,
@@ -67,7 +68,7 @@ def generate(
     from .generation import INSTRUCTION, Generating
     from .prompts import Layout
 
-    asked = Generating(Layout(listing, instruction or INSTRUCTION, system, opening=opening.replace("\\n", "\n"), cut=not keep_whole), longest, within_labels, cue.replace("\\n", "\n"), most)
+    asked = Generating(Layout(listing, instruction or INSTRUCTION, system, opening=opening.replace("\\n", "\n"), cut=not keep_whole), longest, within_labels, cue.replace("\\n", "\n"), most, until.replace("\\n", "\n"))
     state = generate_files(model, notes, labels, out, asked, limit=limit, together=batch, dtype=dtype, device=device, regions=region_by)
     if state is not None:
         typer.echo(json.dumps(state) if as_json else summed_up(state, out))

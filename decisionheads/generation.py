@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ._processes import spread
+from ._processes import agreed, spread
 from .corpora.notes import Note
 from .errors import InputError
 from .labels import LabelSpace
@@ -46,6 +46,7 @@ class Generating:
         within_labels: reasoning is written freely, then `cue`, then labels only; see `writing.Answering`.
         cue: what opens the answer within the labels; in free writing, what marks where the answer begins if there are no tags of a reasoner.
         most: most labels of an answer within the labels.
+        until: text at which reasoning ends, within the labels.
     """
 
     layout: Layout = Layout("described", INSTRUCTION)
@@ -53,6 +54,11 @@ class Generating:
     within_labels: bool = False
     cue: str = "\nCodes:"
     most: int = 16
+    until: str = ""
+
+    def answers(self, labels: LabelSpace, tokenizer, ends: frozenset[int]) -> Answers:
+        """Which answers there are within the labels."""
+        return Answers(labels, tokenizer, ends, self.cue, most=self.most, until=self.until)
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ def make_prompts(notes: Sequence[Note], labels: LabelSpace, tokenizer, asked: Ge
     prompter = Prompter(labels, tokenizer, asked.layout)
     room = asked.longest
     if asked.within_labels:
-        room = Answering(Answers(labels, tokenizer, frozenset([tokenizer.eos_token_id]), asked.cue, most=asked.most), asked.longest).longest
+        room = Answering(asked.answers(labels, tokenizer, frozenset([tokenizer.eos_token_id])), asked.longest).longest
     return {note.id: prompter.prompt(note, room, context) for note in notes}
 
 
@@ -110,9 +116,9 @@ def generate(model: DecisionModel, notes: Sequence[Note], labels: LabelSpace, as
     prompts = prompts if prompts is not None else make_prompts(notes, labels, tokenizer, asked, model.hooked.context)
     ids = {name: encode(Transcript(name, p.text, "", ""), tokenizer).ids for name, p in prompts.items()}
     shared = Prefixes.common(list(ids.values()))
-    known = {note.id: found for note in notes if parts is not None and (found := parts.load(note.id)) is not None}
+    known = agreed({note.id: found for note in notes if parts is not None and (found := parts.load(note.id)) is not None})  # before any process writes more
     left = [note.id for note in notes if note.id not in known]
-    answers = Answers(labels, tokenizer, ends, asked.cue, most=asked.most) if asked.within_labels else None
+    answers = asked.answers(labels, tokenizer, ends) if asked.within_labels else None
     writer = lambda: Greedy(asked.longest, ends) if answers is None else Answering(answers, asked.longest)  # noqa: E731
     bar = tqdm(total=len(notes), initial=len(known), desc="writing", unit="text", disable=not progress)
     prefixes = Prefixes(model.hooked).share([ids[name] for name in ids]) if left else None

@@ -27,8 +27,9 @@ class Layout:
     """How prompts are written.
 
     Attributes:
-        listing: "described", a line for each label with its description under a line for its region; or
-            "compact", a line for each region: `I50 .1 .20 .21`.
+        listing: "described", a line for each label with its description under a line for its region;
+            "titled", the same with the description first (`Heart failure = I50.9`), which small models copy
+            from more easily; or "compact", a line for each region: `I50 .1 .20 .21`.
         instruction: what to do; stands last. Blank characters around it are left out.
         system: the system text; at the head of the user message where the chat template refuses or drops a
             system role, and at the head of the prompt where there is no template.
@@ -37,7 +38,7 @@ class Layout:
         cut: whether notes are cut where a prompt is too long; if not, it is an error.
     """
 
-    listing: Literal["described", "compact"]
+    listing: Literal["described", "titled", "compact"]
     instruction: str
     system: str = ""
     chat: bool | None = None
@@ -45,8 +46,8 @@ class Layout:
     cut: bool = True
 
     def __post_init__(self):
-        if self.listing not in ("described", "compact"):
-            raise InputError(f"unknown listing {self.listing!r}: choose described or compact")
+        if self.listing not in ("described", "titled", "compact"):
+            raise InputError(f"unknown listing {self.listing!r}: choose described, titled or compact")
         if not self.instruction.strip():
             raise InputError("the instruction is empty; say what the model is to do")
 
@@ -225,8 +226,8 @@ def _listing(labels: LabelSpace, listing: str) -> tuple[str, list[tuple[str, str
     regions: dict[str, list[str]] = {}
     for label in labels.labels:
         regions.setdefault(labels.region(label), []).append(label)
-    if listing == "described":
-        return "Candidate labels:", [(region, _described(labels, region, members)) for region, members in regions.items()]
+    if listing != "compact":
+        return "Candidate labels:", [(region, _described(labels, region, members, listing == "titled")) for region, members in regions.items()]
     short = next((region for region, members in regions.items() if _endings(region, members)), None)
     if short is None:
         title = "Candidate labels:"
@@ -236,10 +237,12 @@ def _listing(labels: LabelSpace, listing: str) -> tuple[str, list[tuple[str, str
     return title, [(region, _compact(region, members)) for region, members in regions.items()]
 
 
-def _described(labels: LabelSpace, region: str, members: list[str]) -> str:
-    one_line = lambda name: " ".join([name, *labels.descriptions.get(name, "").split()])  # noqa: E731
+def _described(labels: LabelSpace, region: str, members: list[str], titled: bool) -> str:
+    said = lambda name: " ".join(labels.descriptions.get(name, "").split())  # noqa: E731
+    one_line = lambda name: " ".join(filter(None, [name, said(name)]))  # noqa: E731
+    titled_line = lambda name: f"{said(name)} = {name}" if said(name) else name  # noqa: E731
     head = region if region in labels else one_line(region)  # what is listed below need not be said twice
-    return "\n".join([f"{head}:", *map(one_line, members)])
+    return "\n".join([f"{head}:", *map(titled_line if titled else one_line, members)])
 
 
 def _compact(region: str, members: list[str]) -> str:

@@ -56,7 +56,7 @@ class Greedy:
 class Answering:
     """Free reasoning, then a cue, then labels: at each token the most probable of those that are still alive.
 
-    The cue ends the reasoning when the model ends it (its end token is not kept), at `mark`, or after
+    The cue ends the reasoning when the model ends it (its end token is not kept), at `until`, or after
     `reasoning` tokens. A label is never written twice. After a label the model chooses between another
     one and the end.
 
@@ -80,7 +80,7 @@ class Answering:
             return None
         if self.trie is None:
             token = int(logits.argmax())
-            if self.thought < self.reasoning and token not in self.answers.ends:
+            if self.thought < self.reasoning and token not in self.answers.ends and not self.answers.stops(token):
                 self.thought += 1
                 return token
             self.trie, self.forced = self.answers.first, list(self.answers.cue)
@@ -121,13 +121,14 @@ class Answers:
         cue: what opens the answer, without a space at its end.
         between: what stands between two labels, without the space that opens the next.
         most: the most labels of an answer.
+        until: text at which reasoning ends, such as a line break; the token that holds it is not kept.
 
     Raises:
         InputError: where this tokenizer writes the pieces otherwise than one after the other.
     """
 
-    def __init__(self, space: LabelSpace, tokenizer, ends: frozenset[int], cue: str = "\nCodes:", between: str = ",", most: int = 16):
-        self.space, self.ends, self.most = space, ends, most
+    def __init__(self, space: LabelSpace, tokenizer, ends: frozenset[int], cue: str = "\nCodes:", between: str = ",", most: int = 16, until: str = ""):
+        self.space, self.ends, self.most, self.until, self.tokenizer = space, ends, most, until, tokenizer
         pieces = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (cue, between)]
         self.cue, self.between = (tuple(ids) for ids in pieces)
         if not cue.strip() or not between or tokenizer.decode(pieces[0]) != cue or tokenizer.decode(pieces[1]) != between:
@@ -137,6 +138,10 @@ class Answers:
         column = set(self.first.ids[:, 1:].ravel().tolist()) | set(self.later.ids[:, 1:].ravel().tolist())
         if {self.between[0], *self.closers} & column:
             raise InputError(f"the separator {between!r} begins like the rest of a label in this tokenizer; choose another separator")
+
+    def stops(self, token: int) -> bool:
+        """Whether a token of the reasoning is where it ends."""
+        return bool(self.until) and self.until in self.tokenizer.decode([token])
 
 
 def end_tokens(model: DecisionModel) -> frozenset[int]:

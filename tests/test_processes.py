@@ -79,6 +79,18 @@ def test_two_processes_give_the_tables_of_one(demo, tmp_path):
     assert again == alone
 
 
+def test_two_processes_write_what_one_writes(bpe_folder, tmp_path):
+    codes = ["E11.9", "I10", "I50.1", "I50.9"]
+    (tmp_path / "labels.csv").write_text("label\n" + "\n".join(codes) + "\n")
+    (tmp_path / "notes.jsonl").write_text("".join(json.dumps({"id": f"n{i}", "note": f"Number {i}: heart failure.", "labels": [codes[i % 4]]}) + "\n" for i in range(7)))
+    command = ["-m", "decisionheads", "generate", "--model", str(bpe_folder), "--notes", str(tmp_path / "notes.jsonl"), "--labels", str(tmp_path / "labels.csv"), "--within-labels",
+               "--longest", "8", "--most", "2", "--batch", "2", "--device", "cpu", "--instruction", "Give codes."]
+    alone = launch(*command, "--out", str(tmp_path / "one.jsonl"), processes=1)
+    shared = launch(*command, "--out", str(tmp_path / "two.jsonl"))
+    assert shared.replace("two.jsonl", "one.jsonl") == alone and (tmp_path / "two.jsonl").read_bytes() == (tmp_path / "one.jsonl").read_bytes()
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_a_failing_process_ends_all(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT.replace("    mine.append(x)", "    assert x != 3, 'broken'"))
     with pytest.raises(AssertionError, match="broken"):

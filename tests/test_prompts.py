@@ -75,6 +75,11 @@ def test_a_prompt_word_for_word():
         "You code.\n\nCandidate labels, by group (I50 .1 stands for I50.1):\nI50 .1 .23 .9\nJ44 .9\nI10\n\nNote:\nSick.\n\n\nAssign the codes.\nCodes:")
 
 
+def test_titles_may_stand_first():
+    space = LabelSpace(["I10", "I50.1", "I50.9"], descriptions={"I10": "Hypertension", "I50.1": "Left  ventricular\nfailure"})
+    assert Prompter(space, bpe(), Layout("titled", "Code.")).candidates == "I10:\nHypertension = I10\nI50:\nLeft ventricular failure = I50.1\nI50.9"
+
+
 def test_compact_lines_can_be_read_in_one_way():
     regions = {"Vora": ["Vora-mi", "Vora-ta"], "Zel": ["Zel", "Zel-so"], "heart": ["heart failure", "angina"], "other": ["gout"], "Mix": ["Mix-a", "Sol"], "a": ["a b"]}
     space = LabelSpace([label for labels in regions.values() for label in labels], {label: region for region, labels in regions.items() for label in labels})
@@ -225,7 +230,7 @@ def test_a_tokenizer_that_adds_a_bos_that_its_template_lacks_is_refused():  # E1
         Prompter(SPACE, tokenizer, ASK)
 
 
-@pytest.mark.parametrize(("change", "said"), [({"listing": "long"}, "choose described or compact"), ({"instruction": " \n"}, "instruction is empty")])
+@pytest.mark.parametrize(("change", "said"), [({"listing": "long"}, "choose described, titled or compact"), ({"instruction": " \n"}, "instruction is empty")])
 def test_bad_layouts(change, said):
     from .conftest import shapes_unchecked
 

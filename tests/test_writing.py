@@ -190,6 +190,15 @@ def test_labels_that_begin_others_and_labels_given_already(prompts):
     assert tokenizer.decode([again.choose(Always(leaf, vora, end)()) for _ in range(4)]) == CUE + " Vora-mi" + tokenizer.eos_token
 
 
+def test_reasoning_ends_at_a_text_that_is_not_kept(model, prompts):
+    tokenizer, ends = model.tokenizer, end_tokens(model)
+    whole = Answers(tiny.labels(), tokenizer, ends, CUE, BETWEEN, 1)
+    line = Answers(tiny.labels(), tokenizer, ends, CUE, BETWEEN, 1, until="\n")
+    ((_, long, _),), ((_, short, writer),) = (list(write(model.hooked, prompts[:1], lambda n, a=a: Answering(a, 25))) for a in (whole, line))
+    stop = long.index(tokenizer("\n", add_special_tokens=False)["input_ids"][0])
+    assert 0 < stop < 25 and writer.thought == stop and short[:stop] == long[:stop] and tokenizer.decode(short[stop:]).startswith(CUE)
+
+
 def test_pieces_that_the_tokenizer_does_not_give_back_are_refused(model):
     ends = end_tokens(model)
     with pytest.raises(InputError, match="cue 'Codes:'"):
