@@ -162,11 +162,13 @@ def knock_in(model: DecisionModel, readings: Sequence[Reading], heads: HeadSet, 
         return dict(zip((e.name for e in events), as_array(clean_z(model.hooked, reading.prefix, [e.position for e in events], memory)), strict=True))
 
     z = {name: value for found in spread(own_z, readings) for name, value in found.items()}
+    rng, size = np.random.default_rng([seed, 1]), (model.n_layers, model.n_heads, model.hooked.d_head)
+    # drawn in order, before texts are spread: who works on one does not know what was drawn for the others
+    draws = [(random_heads(heads, model.n_layers, model.n_heads, rng), rng.standard_normal(size)) for _ in recipients]
 
     def into(reading: Reading) -> list[tuple[int, int, float, bool]]:
         mine, found = [n for n, b in enumerate(recipients) if b.reading is reading], []
-        rng = np.random.default_rng([seed, 1, *mine[:1]])  # a text's own, whoever works on it
-        given = {n: changes(recipients[n], z, heads, random_heads(heads, model.n_layers, model.n_heads, rng), rng) for n in mine}
+        given = {n: changes(recipients[n], z, heads, *draws[n]) for n in mine}
         jobs = [(n, c) for n in mine for c in ("clean", *(given[n] if len(heads) else ()))]  # no head, no change: those are the clean row
         branches = [Branch(e.position) if c == "clean" else Branch(e.position, (), (given[n][c],), e.alternatives)
                     for n, c in jobs for e in [recipients[n].event]]
@@ -215,18 +217,18 @@ def draw_donors(readings: Sequence[Reading], kind: Kind, seed: int = 0) -> tuple
     return found, without
 
 
-def changes(b: Recipient, z: Mapping[str, Array], heads: HeadSet, others: HeadSet, rng: np.random.Generator) -> dict[str, KnockIn]:
+def changes(b: Recipient, z: Mapping[str, Array], heads: HeadSet, others: HeadSet, noise: Float[Array, "layer head d_head"]) -> dict[str, KnockIn]:
     """What is done to a recipient: control -> intervention.
 
     Args:
         z: name of an event -> its own z `[layer, head, d_head]`.
         others: the random heads; if there are none for a set that has some, the control is left out.
+        noise: of which the direction is used.
     """
     own, true = z[b.event.name], z[b.donors["true"].name]
     given = {control: KnockIn(heads, z[e.name]) for control, e in b.donors.items()}
     if len(others) or not len(heads):
         given["random heads"] = KnockIn(others, true)
-    noise = rng.standard_normal(own.shape)
     norm = lambda x: np.linalg.norm(x.astype(np.float64), axis=-1, keepdims=True)  # noqa: E731
     # put in, not added: z of a later layer has moved by then, and would end up at another distance
     given["noise"] = KnockIn(heads, (own + noise / norm(noise) * norm(true - own)).astype(own.dtype))

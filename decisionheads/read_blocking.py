@@ -130,18 +130,20 @@ def block_reads(model: DecisionModel, readings: Sequence[Reading], heads: HeadSe
         InputError: if a transcript is one of the reference split.
     """
     instead = value_means(model, reference, kind, span)
+    rng = np.random.default_rng(seed)
+    events_of = [[e for e in r.events if e.kind == kind and e.primary] for r in readings]
+    # drawn in order, before texts are spread: who works on one does not know what was drawn for the others
+    draws = [[random_heads(heads, model.n_layers, model.n_heads, rng) if token_spans(r, e, span) else HeadSet() for e in events] for r, events in zip(readings, events_of, strict=True)]
 
-    def of_text(item: tuple[int, Reading]) -> tuple[list[dict[str, float]], int]:
-        number, reading = item
-        rng = np.random.default_rng([seed, number])  # a text's own, whoever works on it
-        events = [e for e in reading.events if e.kind == kind and e.primary]
+    def of_text(item: tuple[Reading, list[DecisionEvent], list[HeadSet]]) -> tuple[list[dict[str, float]], int]:
+        reading, events, others = item
         jobs: list[tuple[DecisionEvent, dict[str, tuple[Intervention, ...]]]] = []
-        for event in events:
+        for event, other in zip(events, others, strict=True):
             target = token_spans(reading, event, span)
             if not target:
                 continue
             ways = {"set": (MeanAblate(heads, means.of(event, reading.transcript.group)),)}
-            ways |= _ways(reading, event, heads, target, sinks, other_span, labels, instead if model.hooked.weighted else None, rng, model)
+            ways |= _ways(reading, event, heads, target, sinks, other_span, labels, instead if model.hooked.weighted else None, other, model)
             jobs.append((event, ways))
         margins = [event_margin(reading, e) for e, _ in jobs]
         names = [(n, name) for n, (_, ways) in enumerate(jobs) for name in ("clean", *(w for w in ways if any(len(c.heads) for c in ways[w])))]
@@ -150,7 +152,7 @@ def block_reads(model: DecisionModel, readings: Sequence[Reading], heads: HeadSe
         # without a head, exactly 0
         return [{name: found[n, "clean"] - found.get((n, name), found[n, "clean"]) for name in ways} for n, (_, ways) in enumerate(jobs)], len(events) - len(jobs)
 
-    found = spread(of_text, list(enumerate(readings)))
+    found = spread(of_text, list(zip(readings, events_of, draws, strict=True)))
     changes = [change for text, _ in found for change in text]
     groups = tuple(r.transcript.group or r.transcript.id for r, (text, _) in zip(readings, found, strict=True) for _ in text)
     lost = {name: np.array([change.get(name, np.nan) for change in changes]) for name in (*ARMS, *CONTROLS)}
@@ -158,7 +160,7 @@ def block_reads(model: DecisionModel, readings: Sequence[Reading], heads: HeadSe
 
 
 def _ways(reading: Reading, event: DecisionEvent, heads: HeadSet, target: Sequence[Span], sinks: Sinks, other_span: str, labels: LabelSpace | None,
-          instead: Array | None, rng: np.random.Generator, model: DecisionModel) -> dict[str, tuple[Intervention, ...]]:
+          instead: Array | None, others: HeadSet, model: DecisionModel) -> dict[str, tuple[Intervention, ...]]:
     """Arm or control -> interventions, those that this event has."""
     block = lambda spans, who=heads: tuple(BlockReads(who, *s) for s in spans)  # noqa: E731
     ways = {ARMS[0]: block(target)}
@@ -173,7 +175,7 @@ def _ways(reading: Reading, event: DecisionEvent, heads: HeadSet, target: Sequen
     spans = {"equal span": equal, "all but the span": outside, "other family's span": token_spans(reading, event, other_span) if other_span else (),
              "unrelated mention": unrelated_mention(reading, event, labels, target) if labels is not None else ()}
     ways |= {name: block(where) for name, where in spans.items() if where}
-    ways["other heads"] = block(target, random_heads(heads, model.n_layers, model.n_heads, rng))
+    ways["other heads"] = block(target, others)
     return ways
 
 
