@@ -102,3 +102,32 @@ def test_sixteen_bit_effects_stay_distinct(smol):  # E9
     margins = [float(logits[0, 339] - logits[0, 57]) for _, logits in branch_logits(half.hooked, half.hooked.prefill(ids, (t,)), branches)]
     exact = [float(logits[0, 339] - logits[0, 57]) for _, logits in branch_logits(smol.hooked, smol.hooked.prefill(ids, (t,)), branches)]
     assert len(set(margins)) > 200 and np.corrcoef(margins, exact)[0, 1] > 0.9
+
+
+def test_texts_written_side_by_side_are_those_of_the_plain_model(smol, smol_plain):
+    """Chat prompts of real codes, forked from their common list, against Hugging Face's generate, one text at a time."""
+    from decisionheads.corpora import Note
+    from decisionheads.corpora.icd10cm import icd10cm_labels
+    from decisionheads.generation import Generating, generate, make_prompts
+    from decisionheads.prompts import Layout
+
+    codes = ["E11.9", "E11.65", "I10", "I50.1", "I50.21", "I50.9", "J18.9", "J44.0", "J44.9", "N17.9"]
+    space = icd10cm_labels(codes=codes).space
+    notes = [Note(f"n{i}", f"Discharge Diagnosis:\n1. {space.descriptions[code]}\n", (code,)) for i, code in enumerate(codes[:4])]
+    free = Generating(Layout("described", "Which codes does the note support?"), longest=24)
+    made = generate(smol, notes, space, free, together=3)
+    assert made.shared > 150 and len({p.tokens for p in made.prompts.values()}) > 1
+    written = {t.id: t.reasoning + t.answer for t in made.transcripts}
+    for name, prompt in make_prompts(notes, space, smol.tokenizer, free, 8192).items():
+        ids = torch.tensor(smol.tokenizer(prompt.text, add_special_tokens=False)["input_ids"])[None]
+        out = smol_plain.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)[0, ids.shape[1]:]
+        text = smol.tokenizer.decode(out)
+        assert written.get(name, text) == text and (name in written or len(out) == 24)
+    within = generate(smol, notes, space, Generating(free.layout, longest=8, within_labels=True, most=2), together=4)
+    for t in within.transcripts:
+        found = smol.find_events(t, space, closers=(smol.tokenizer.eos_token_id,), exclude_emitted=True)
+        reading = smol.read(t, found)
+        assert reading.events
+        for e in reading.events:
+            live = list(e.alternatives)
+            assert live[int(reading.clean(e)[live].argmax())] == e.chosen
