@@ -131,6 +131,10 @@ class Hooked:
     def generate(self, ids: Int[Tensor, " position"], longest: int, choose: Choose | None = None) -> Int[Tensor, " new"]:
         """The tokens that the model writes after a prompt: greedily up to its end token (kept), or as `choose` says."""
         given, stop = {}, []
+        from transformers import GenerationConfig
+
+        theirs = self.model.generation_config
+        ends = {name: getattr(theirs, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         if choose is not None:
 
             def only(written: Tensor, scores: Tensor) -> Tensor:
@@ -140,7 +144,11 @@ class Hooked:
 
             given = {"logits_processor": [only], "stopping_criteria": [lambda written, scores: torch.tensor([bool(stop)], device=written.device)], "eos_token_id": None}
         with self.hooks() if self.plain is None else eval_mode(self.model):  # a bridge needs its cache repaired
-            out = self.model.generate(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], do_sample=False, max_new_tokens=longest, **given)
+            self.model.generation_config = GenerationConfig(**ends)  # some models bring a penalty on repetition: that is not greedy
+            try:
+                out = self.model.generate(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], do_sample=False, max_new_tokens=longest, **given)
+            finally:
+                self.model.generation_config = theirs
         return out[0, len(ids):len(out[0]) - len(stop)]
 
     # -- output projection -------------------------------------------------------------------

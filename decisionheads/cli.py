@@ -57,6 +57,8 @@ def generate(
     most: Annotated[int, typer.Option(help="most labels of an answer, within the labels", min=1)] = 16,
     keep_whole: Annotated[bool, typer.Option("--keep-whole", help="refuse notes that are too long, instead of cutting them at their end")] = False,
     region_by: RegionBy = None,
+    between: Annotated[str, typer.Option(help="what stands between two labels, within the labels")] = ",",
+    plain: Annotated[bool, typer.Option("--plain", help="no chat template, even if the model has one")] = False,
     limit: Annotated[int, typer.Option(help="only the first so many notes; 0 for all", min=0)] = 0,
     batch: Annotated[int, typer.Option(help="texts that are written side by side", min=1)] = 8,
     dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16")] = "float32",
@@ -68,7 +70,7 @@ def generate(
     from .generation import INSTRUCTION, Generating
     from .prompts import Layout
 
-    asked = Generating(Layout(listing, instruction or INSTRUCTION, system, opening=opening.replace("\\n", "\n"), cut=not keep_whole), longest, within_labels, cue.replace("\\n", "\n"), most, until.replace("\\n", "\n"))
+    asked = Generating(Layout(listing, instruction or INSTRUCTION, system, chat=False if plain else None, opening=opening.replace("\\n", "\n"), cut=not keep_whole), longest, within_labels, cue.replace("\\n", "\n"), most, until.replace("\\n", "\n"), between)
     state = generate_files(model, notes, labels, out, asked, limit=limit, together=batch, dtype=dtype, device=device, regions=region_by)
     if state is not None:
         typer.echo(json.dumps(state) if as_json else summed_up(state, out))
@@ -226,6 +228,10 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"decisionheads: {' '.join(error.format_message().split())}\n")
     except InputError as error:
         sys.stderr.write(f"decisionheads: {error}\n")
+    except OSError as error:  # a disk that is full, a name that is too long, a file that may not be read
+        if error.filename is None:
+            raise
+        sys.stderr.write(f"decisionheads: {error.filename}: {str(error.strerror).lower()}; mend that, or name another file or folder\n")
     except typer.Abort:
         sys.stderr.write("decisionheads: interrupted\n")
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ from typing import Any
 from ._processes import agreed, first, working_together
 from .corpora.notes import Note, load_notes
 from .errors import InputError
-from .generation import Generating, Parts, beside, check_inputs, finish, generate, make_prompts
+from .generation import Generating, Parts, finish, finished, generate, make_prompts
 from .labels import LabelSpace
 from .model import DecisionModel
-from .run_folder import hash_files, model_hash, read_json
+from .run_folder import hash_files, model_hash
 from .workflow import check_device, load_space, own_device
 
 
@@ -42,9 +43,9 @@ def generate_files(model: str, notes: Path, labels: Path, out: Path, asked: Gene
     inputs = {"model": model_hash(model), "notes": hash_files([notes]), "labels": hash_files([labels]), "limit": limit, "options": asdict(asked), "dtype": dtype, **said}
     parts = Parts(out, inputs)
     done = finished(out, parts.inputs)
-    prompts = make_prompts(texts, space, tokenizer, asked, context) if done is None else {}
+    prompts = make_prompts(texts, space, tokenizer, asked, context)
     check_device(device)
-    with working_together(device) as number:
+    with working_together(device) as number, parts.held() if first() and done is None else nullcontext():
         if agreed(done is None):
             loaded = DecisionModel.from_pretrained(model, dtype=dtype, device=device or own_device(number), tokenizer=tokenizer)
             made = generate(loaded, texts, space, asked, together=together, parts=parts, prompts=prompts, progress=progress and first())
@@ -52,23 +53,9 @@ def generate_files(model: str, notes: Path, labels: Path, out: Path, asked: Gene
                 raise InputError(f"no text came to an answer ({next(iter(made.unfinished.values()))}); write more, or answer within the labels")
             if first():
                 done = finish(out, made, space, parts.inputs, loaded.name)
-                parts.remove()
+            agreed(None)  # nobody removes anything before all is written
+            parts.remove()
         return done if first() else None
-
-
-def finished(out: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
-    """What stands beside a finished file; None where there is none yet.
-
-    Raises:
-        InputError: if the file was made otherwise.
-    """
-    if not out.exists():
-        return None
-    if not beside(out).is_file():
-        raise InputError(f"{out} exists and nothing says how it was made; name another file")
-    state = read_json(beside(out))
-    check_inputs(out, state.get("inputs") or {}, inputs, "name another file")
-    return state
 
 
 def check_gold(notes: Sequence[Note], space: LabelSpace, path: Path) -> None:
@@ -86,11 +73,13 @@ def summed_up(state: dict[str, Any], out: Path) -> str:
              f"prompts have {lengths['least']} to {lengths['most']} tokens, of which all share {lengths['shared']}"]
     if state["unfinished"]:
         lines.append(f"{len(state['unfinished'])} have {next(iter(state['unfinished'].values()))}")
+    if state["unmarked"]:
+        lines.append(f"{state['unmarked']} texts hold neither a tag nor the cue that begins an answer: all of them is taken for the answer")
     if state["cut"]:
         lost = sum(sum(c["lost_evidence"].values()) for c in state["cut"].values())
         lines.append(f"{len(state['cut'])} notes were cut at their end to fit, by {sum(c['characters'] for c in state['cut'].values())} characters; {lost} evidence spans were lost")
     if score is not None:
         shown = lambda x: "undefined" if x is None else f"{x:.2f}"  # noqa: E731
         lines.append(f"precision {shown(score['precision'])}, recall {shown(score['recall'])}, micro F1 {shown(score['micro_f1'])}, macro F1 {shown(score['macro_f1'])} "
-                     f"of {score['predicted']} codes against {score['gold']}" + "".join(f"; {n} {what}" for what, n in score["failures"].items()))
+                     f"of {score['predicted']} codes against {score['gold']} of the notes that were written" + "".join(f"; {n} {what}" for what, n in score["failures"].items()))
     return "\n".join(lines)

@@ -24,6 +24,7 @@ from .errors import InputError
 
 ICD10 = re.compile(r"[A-Z]([0-9][0-9A-Z]|A[0-9])(\.[0-9A-Z]{1,4})?")  # A[0-9]: ICD-10-CM has a category QA0 since 2026
 _BATCH = 4096  # texts tokenized at once: offsets of 300,000 titles would fill gigabytes
+_HALF = re.compile("[\ud800-\udfff]")
 END = -1  # in the trie: the label ends here
 
 
@@ -79,8 +80,7 @@ class LabelSpace:
         for label in self.labels:
             lengths[label[:3]].add(len(label))
         self._lengths = {start: sorted(sizes, reverse=True) for start, sizes in lengths.items()}
-        self._known = known
-        self._starts: set[str] | None = None
+        self._known, self._starts = known, None
         self.index = {label: i for i, label in enumerate(self.labels)}
         self._tries: dict[tuple, tuple[LabelTrie, object]] = {}
 
@@ -117,7 +117,7 @@ class LabelSpace:
         if region_column is not None and region_column not in columns:
             raise InputError(f"{path}: there is no column {region_column!r} to take regions from; its columns are {', '.join(columns)}")
         column = region_column or "region"
-        odd = next((row["label"] for row in rows if row["label"] != row["label"].strip() or "\n" in row["label"]), None)
+        odd = next((row["label"] for row in rows if row["label"] != row["label"].strip() or not {"\n", "\r"}.isdisjoint(row["label"])), None)
         if odd is not None:
             raise InputError(f"{path}: label {odd!r} has spaces around it or a line break in it; write labels as they stand in the text")
         for number, row in enumerate(rows, 1):
@@ -232,16 +232,26 @@ def read_rows(path: Path) -> tuple[list[str], list[dict]]:
     if path.suffix == ".jsonl":
         rows = []
         for number, record in read_jsonl(path):
-            if not isinstance(record, dict) or any(not isinstance(record.get(k, ""), str) for k in ("label", "description", "region")):
+            if not isinstance(record, dict) or any(not whole_text(record.get(k, "")) for k in ("label", "description", "region")):
                 raise InputError(f"{path}, line {number}: write label, description and region as text in one object a line")
             rows.append(record)
         return list(dict.fromkeys(name for row in rows for name in row)), rows
     try:
         reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-        return list(reader.fieldnames), list(reader)
+        rows = list(reader)
+        if long := next((number for number, row in enumerate(rows, 1) if None in row), None):
+            raise InputError(f"{path}, row {long}: more cells than the header has columns; quote cells that hold commas")
+        if len(set(reader.fieldnames)) < len(reader.fieldnames):
+            raise InputError(f"{path}: a column is named twice ({', '.join(reader.fieldnames)}); name each once")
+        return list(reader.fieldnames), rows
     except csv.Error as error:
         raise InputError(f"{path}: not CSV ({error}); quote labels that hold commas or quotes") from None
+
+
+def whole_text(value: object) -> bool:
+    """Whether a value is text that can be written as UTF-8: half of a surrogate pair cannot."""
+    return isinstance(value, str) and not _HALF.search(value)
 
 
 def _ends_at(text: str, stop: int) -> bool:
@@ -320,7 +330,6 @@ class LabelTrie:
     def has_region(self, node: Node, region: int) -> bool:
         rows = self.rows_of_region[region]
         return bisect_left(rows, node.hi) > bisect_left(rows, node.lo)
-
 
     def n_regions(self, node: Node) -> int:
         """How many regions are alive at a node; counted once a node, then remembered."""

@@ -97,7 +97,7 @@ class Prompter:
         self.tokenizer, self.layout = tokenizer, layout
         has = bool(getattr(tokenizer, "chat_template", None))
         if layout.chat and not has:
-            raise InputError("the tokenizer has no chat template; give it one, or set chat=False")
+            raise InputError("the tokenizer has no chat template; give it one, or use prompts without a template (--plain, chat=False)")
         self.chat = has if layout.chat is None else layout.chat
         title, parts = _listing(labels, layout.listing)
         self.candidates, blocks = "", []
@@ -144,7 +144,7 @@ class Prompter:
                                  f"{context}; list fewer labels, use the compact listing, or write less")
             if not self.layout.cut:
                 raise InputError(f"note {note.id!r}: its prompt needs {len(encoded)} tokens, and {room} are to be written, but the model's context is {context}; "
-                                 "shorten the note, or let notes be cut (cut=True)")
+                                 "shorten the note, or let notes be cut at their end")
             keep = self._fit(note, encoded, at + len(self._before), context - room)
             text, at = self._render(note.note[:keep])
             encoded = self._encode(text, note.id)
@@ -168,14 +168,14 @@ class Prompter:
             return user + self.layout.opening, 0
         text = self._template([*self._messages, {"role": "user", "content": user}])
         if text.count(user) != 1:  # where it stands once, every span's text is the original's
-            raise InputError("the chat template changes or repeats the text of the user message, so spans cannot be placed in it; set chat=False")
+            raise InputError("the chat template changes or repeats the text of the user message, so spans cannot be placed in it; use prompts without a template (--plain, chat=False)")
         return text + self.layout.opening, text.index(user)
 
     def _template(self, messages: list[dict[str, str]], **options):
         try:
             return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, **{"tokenize": False, **options})
         except Exception as error:  # templates raise whatever they like
-            raise InputError(f"the chat template does not take a user message ({' '.join(str(error).split())[:120]}); set chat=False") from None
+            raise InputError(f"the chat template does not take a user message ({type(error).__name__}); use prompts without a template (--plain, chat=False)") from None
 
     def _takes_system(self, system: str) -> bool:
         """Whether the template writes a system text out; some raise, some drop it."""
@@ -189,7 +189,7 @@ class Prompter:
         """Ids of the text without a note must be those of the chat template, or a server would feed the model others than are read here."""
         ids = self._template([*self._messages, {"role": "user", "content": self._user("")}], tokenize=True, return_dict=False)
         if self._encode(text, "").ids.tolist() != list(ids):
-            raise InputError("the tokenizer adds special tokens to a text that its chat template does not write; write the BOS token into the template, or set chat=False")
+            raise InputError("the tokenizer adds special tokens to a text that its chat template does not write; write the BOS token into the template, or use prompts without a template (--plain, chat=False)")
 
     def _encode(self, text: str, name: str) -> Encoded:
         return encode(Transcript(name, text, "", ""), self.tokenizer)

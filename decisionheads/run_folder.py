@@ -121,10 +121,14 @@ class RunFolder:
 
     def load_part(self, name: str) -> dict[str, np.ndarray] | None:
         """The arrays of a transcript that is done, or None."""
+        from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
         path = self._part(name)
-        return dict(load_file(path)) if path.is_file() else None
+        try:
+            return dict(load_file(path)) if path.is_file() else None
+        except SafetensorError:  # torn: it is made again
+            return None
 
     def save_part(self, name: str, arrays: dict[str, np.ndarray]) -> None:
         from safetensors.numpy import save

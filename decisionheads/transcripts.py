@@ -94,7 +94,7 @@ class Transcript:
             try:
                 prompt = tokenizer.apply_chat_template(record["messages"], tokenize=False, add_generation_prompt=True)
             except Exception as error:  # templates raise whatever they like
-                raise InputError(f"the chat template does not take these messages ({' '.join(str(error).split())[:120]}); give 'prompt' instead") from None
+                raise InputError(f"the chat template does not take these messages ({type(error).__name__}); give 'prompt' instead") from None
         first = lambda *names: next((record[n] for n in names if record.get(n) is not None), None)  # noqa: E731
         answer, reasoning = first("answer", "content"), first("reasoning", "reasoning_content")
         if reasoning is None:

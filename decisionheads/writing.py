@@ -6,7 +6,7 @@ the tokens of one text, from float32 logits; the rest of the house does not know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -18,7 +18,7 @@ from ._cache import Prefix
 from ._rows import Engine
 from ._together import Together
 from .errors import InputError
-from .labels import END, LabelSpace, LabelTrie, Node
+from .labels import END, LabelSpace, LabelTrie, Node, token_sequences
 from .model import DecisionModel
 
 
@@ -67,9 +67,9 @@ class Answering:
 
     def __init__(self, answers: Answers, reasoning: int):
         self.answers, self.reasoning = answers, reasoning
-        self.longest = reasoning + len(answers.cue) + answers.most * (answers.first.ids.shape[1] + len(answers.between)) + 1
+        self.longest = reasoning + len(answers.cue) + min(answers.most, len(answers.space)) * (answers.first.ids.shape[1] + len(answers.between)) + 1
         self.forced: list[int] = []
-        self.thought = 0
+        self.thoughts: list[int] = []  # the reasoning
         self.labels: list[int] = []  # indices into the label space
         self.trie: LabelTrie | None = None
         self.node: Node | None = None
@@ -80,8 +80,8 @@ class Answering:
             return None
         if self.trie is None:
             token = int(logits.argmax())
-            if self.thought < self.reasoning and token not in self.answers.ends and not self.answers.stops(token):
-                self.thought += 1
+            if len(self.thoughts) < self.reasoning and token not in self.answers.ends and not self.answers.stops([*self.thoughts, token]):
+                self.thoughts.append(token)
                 return token
             self.trie, self.forced = self.answers.first, list(self.answers.cue)
             self.node = self.trie.root
@@ -121,7 +121,7 @@ class Answers:
         cue: what opens the answer, without a space at its end.
         between: what stands between two labels, without the space that opens the next.
         most: the most labels of an answer.
-        until: text at which reasoning ends, such as a line break; the token that holds it is not kept.
+        until: text at which reasoning ends, such as a line break; the token that completes it is not kept.
 
     Raises:
         InputError: where this tokenizer writes the pieces otherwise than one after the other.
@@ -129,19 +129,34 @@ class Answers:
 
     def __init__(self, space: LabelSpace, tokenizer, ends: frozenset[int], cue: str = "\nCodes:", between: str = ",", most: int = 16, until: str = ""):
         self.space, self.ends, self.most, self.until, self.tokenizer = space, ends, most, until, tokenizer
-        pieces = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (cue, between)]
-        self.cue, self.between = (tuple(ids) for ids in pieces)
-        if not cue.strip() or not between or tokenizer.decode(pieces[0]) != cue or tokenizer.decode(pieces[1]) != between:
-            raise InputError(f"the cue {cue!r} or the separator {between!r} is not what this tokenizer gives back; choose other words for the answer")
+        pieces = []
+        for name, text in (("cue", cue), ("separator", between)):
+            before = "\n" if text[:1].isalnum() else "x"  # not alone: some tokenizers put a space in front of a text
+            ids = token_sequences(tokenizer, [before + text], 1)[0]
+            pieces.append(tuple(ids))
+            if not text.strip() or text[-1] == " " or appended(tokenizer, tokenizer(before, add_special_tokens=False)["input_ids"], ids) != text:
+                raise InputError(f"the {name} {text!r} is empty, ends in a space, or is not what this tokenizer gives back; choose other words")
+        self.cue, self.between = pieces
         self.closers = frozenset({*ends, *tokenizer("\n", add_special_tokens=False)["input_ids"][-1:]})
         self.first, self.later = space.trie(tokenizer, cue[-1], " "), space.trie(tokenizer, between[-1], " ")
+        for trie in (self.first, self.later):
+            odd = (trie.ids == (-2 if tokenizer.unk_token_id is None else tokenizer.unk_token_id)).any(1)
+            odd[1:] |= (trie.ids[1:] == trie.ids[:-1]).all(1)
+            if odd.any():
+                raise InputError(f"label {space.labels[trie.order[odd.argmax()]]!r} cannot be told from others, or not be written, in the tokens of this model; leave it out, or do not answer within the labels")
         column = set(self.first.ids[:, 1:].ravel().tolist()) | set(self.later.ids[:, 1:].ravel().tolist())
         if {self.between[0], *self.closers} & column:
-            raise InputError(f"the separator {between!r} begins like the rest of a label in this tokenizer; choose another separator")
+            raise InputError(f"the separator {between!r} or an end token is also how a label goes on in this tokenizer; choose another separator")
 
-    def stops(self, token: int) -> bool:
-        """Whether a token of the reasoning is where it ends."""
-        return bool(self.until) and self.until in self.tokenizer.decode([token])
+    def stops(self, thoughts: Sequence[int]) -> bool:
+        """Whether reasoning ends with its last token."""
+        return bool(self.until) and self.until in self.tokenizer.decode(list(thoughts[-len(self.until) - 1:]))
+
+
+def appended(tokenizer, before: Iterable, ids: Iterable) -> str:
+    """What tokens stand for after others; alone, some decoders take their first space away."""
+    before = [int(i) for i in before]
+    return tokenizer.decode([*before, *map(int, ids)])[len(tokenizer.decode(before)):]
 
 
 def end_tokens(model: DecisionModel) -> frozenset[int]:
@@ -151,6 +166,9 @@ def end_tokens(model: DecisionModel) -> frozenset[int]:
     found = {*(known if isinstance(known, list | tuple) else [known]), model.tokenizer.eos_token_id} - {None}
     if not found:
         raise InputError(f"{model.name} has no end token; give its tokenizer an eos_token")
+    beyond = next((i for i in found if not 0 <= int(i) < model.hooked.vocabulary), None)
+    if beyond is not None:
+        raise InputError(f"{model.name} says that token {beyond} ends its texts, and has a vocabulary of {model.hooked.vocabulary}; mend eos_token_id")
     return frozenset(int(i) for i in found)
 
 

@@ -209,10 +209,12 @@ def test_damage_far_into_a_file_leaves_no_output(tmp_path, capsys, change, said)
     out = tmp_path / "out/notes.jsonl"
     out.parent.mkdir()
     out.write_text("as before")
+    record = out.with_name("notes.jsonl.json")
+    record.write_text('{"corpus": "mimic-iv"}')
     assert main(["prepare", "mimic-iv", "--path", str(tmp_path), "--out", str(out), "--labels-out", str(out.with_name("l.csv"))]) == 2
     shown = capsys.readouterr()
     assert said in shown.err and shown.err.count("\n") == 1 and shown.out == "" and "lanted" not in shown.err and str(file) in shown.err
-    assert out.read_text() == "as before" and [p.name for p in out.parent.iterdir()] == ["notes.jsonl"]
+    assert out.read_text() == "as before" and record.read_text() == '{"corpus": "mimic-iv"}' and len(list(out.parent.iterdir())) == 2
 
 
 def test_a_file_cut_off_within_a_character(tmp_path):
@@ -519,3 +521,20 @@ def test_text_is_in_the_notes_and_nowhere_else(tmp_path, capsys, monkeypatch):
 def test_prepare_takes_paths_as_text_and_gives_the_record(tmp_path):
     record = prepare("codiesp", str(codiesp_release(tmp_path / "in")), str(tmp_path / "n.jsonl"))
     assert record["counts"]["kept"]["notes"] == 1 and sorted(p.name for p in tmp_path.iterdir()) == ["in", "n.jsonl", "n.jsonl.json"]
+
+
+def test_files_that_hold_something_else_are_spared(tmp_path, capsys):
+    release = tmp_path / "release"
+    codiesp_release(release)
+    (tmp_path / "t.jsonl").write_text("mine\n")
+    assert main(["prepare", "codiesp", "--path", str(release), "--out", str(tmp_path / "t.jsonl")]) == 2 and "was not prepared from a corpus" in capsys.readouterr().err
+    (tmp_path / "new.jsonl.json").write_text('{"mine": 1}')
+    assert main(["prepare", "codiesp", "--path", str(release), "--out", str(tmp_path / "new.jsonl")]) == 2 and "new.jsonl.json exists and was not prepared" in capsys.readouterr().err
+    assert (tmp_path / "t.jsonl").read_text() == "mine\n" and not (tmp_path / "new.jsonl").exists()
+
+
+def test_an_offset_too_long_to_be_one_is_counted(tmp_path):
+    codiesp_release(tmp_path, words=(("c-1", "DIAGNOSTICO", "k26.9", "dolor", f"0 {'9' * 5000}"),))
+    counts = Counter()
+    list(codiesp.notes(tmp_path, counts))
+    assert counts["evidence rows without offsets"] == 1

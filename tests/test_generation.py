@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from decisionheads import DecisionModel, InputError, LabelSpace, load_transcripts
+from decisionheads import DecisionModel, InputError, LabelSpace, Transcript, load_transcripts
 from decisionheads.cli import main
 from decisionheads.corpora.notes import Note, save_notes
 from decisionheads.generation import Generating, Parts, beside, generate, make_prompts
@@ -101,7 +101,7 @@ def test_ids_are_kept_where_the_text_would_be_tokenized_otherwise(bpe_model, not
 
 def test_free_writing_that_comes_to_no_answer_is_counted(bpe_model, notes, codes):
     made = generate(bpe_model, notes, codes, Generating(COMPACT, longest=5))
-    assert len(made.unfinished) + len(made.transcripts) == 7 and set(made.unfinished.values()) <= {"no answer within 5 tokens"} and made.unfinished
+    assert len(made.unfinished) + len(made.transcripts) == 7 and set(made.unfinished.values()) <= {"no whole answer within 5 tokens"} and made.unfinished
 
 
 class Scripted:
@@ -119,7 +119,7 @@ class Scripted:
 def test_free_writing_is_taken_apart(bpe_model, notes, codes, monkeypatch, text, reasoning):
     monkeypatch.setattr("decisionheads.generation.Greedy", lambda longest, ends: Scripted(text, bpe_model.tokenizer, longest, ends))
     made = generate(bpe_model, notes[:1], codes, Generating(COMPACT, longest=60))
-    assert made.unfinished == ({} if reasoning is not None else {"n0": "no answer within 60 tokens"})
+    assert made.unfinished == ({} if reasoning is not None else {"n0": "no whole answer within 60 tokens"})
     for t in made.transcripts:
         assert (t.reasoning, t.reasoning + t.answer) == (reasoning, text)
 
@@ -145,6 +145,14 @@ def test_a_list_that_does_not_fit_names_both_lengths_before_a_model_is_loaded(fi
     said = capsys.readouterr().err
     assert "tokens without any note" in said and "context is 600" in said and said.count("\n") == 1
     assert not list(tmp_path.glob("*t.jsonl*"))
+
+
+@pytest.mark.parametrize("change, said", [
+    (["--cue", " "], "the cue is empty"), (["--until", "x"], "--until ends the reasoning of answers within the labels"), (["--longest", "0"], "nothing can be written within 0 tokens")])
+def test_options_that_cannot_be_are_refused_first(files, capsys, monkeypatch, change, said):
+    monkeypatch.setattr(DecisionModel, "load_tokenizer", lambda *a, **k: pytest.fail("loaded"))
+    assert main(files("t.jsonl", *change, within=False)) == 2
+    assert said in capsys.readouterr().err
 
 
 # -- files --------------------------------------------------------------------------------------------
@@ -180,8 +188,64 @@ def test_a_killed_run_goes_on_where_it_stopped(files, tmp_path, capsys, monkeypa
     assert (tmp_path / "t.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes() and not (tmp_path / ".t.jsonl.parts").exists()
 
 
+def test_a_file_that_was_changed_and_parts_that_are_torn(files, tmp_path, capsys):
+    assert main(files()) == 0
+    whole = (tmp_path / "t.jsonl").read_bytes()
+    (tmp_path / "t.jsonl").write_bytes(whole + b"\n")
+    assert main(files()) == 2 and "it or t.jsonl.json was changed since" in capsys.readouterr().err
+    (tmp_path / "t.jsonl").unlink()  # as if killed between the two files
+    parts = Parts(tmp_path / "t.jsonl", json.loads(beside(tmp_path / "t.jsonl").read_text())["inputs"])
+    for i, torn in enumerate(("", "{", "{}", '{"written": 5}', '{"written": [[-1], null]}', '{"written": [["a"], 1]}')):
+        parts.save(f"n{i}", [[1], 0])
+        parts._part(f"n{i}").write_text(torn)
+    assert main(files()) == 0 and (tmp_path / "t.jsonl").read_bytes() == whole and not parts.folder.exists()
+
+
+def test_two_at_once_on_one_file_are_refused(tmp_path):
+    pytest.importorskip("fcntl")
+    one = Parts(tmp_path / "t.jsonl", {"a": 1})
+    with one.held():
+        with pytest.raises(InputError, match="t.jsonl is being written by another process"), Parts(tmp_path / "t.jsonl", {"a": 1}).held():
+            pass
+        one.save("n", [[1], None])
+    assert one.load("n") == [[1], None]  # what was written stays
+    one.remove()
+    with one.held():
+        pass
+    assert not one.folder.exists()  # where nothing was, nothing is left
+
+
+def test_a_decoder_that_takes_the_first_space_away_loses_nothing(notes, codes):
+    """Metaspace tokenizers, as Llama 2's: a text that begins with a word decodes without its space when it stands alone."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+    from tokenizers import models as kinds
+    from transformers import PreTrainedTokenizerFast
+
+    from decisionheads.generation import _transcript
+
+    core = Tokenizer(kinds.BPE(byte_fallback=False, unk_token="<unk>"))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.Metaspace(prepend_scheme="first"), decoders.Metaspace(prepend_scheme="first")
+    text = [n.note for n in notes] + CODES + ["Give the codes. Candidate labels, by group: stands for Note: Codes:\n , ; ( )"]
+    core.train_from_iterator(text * 3, trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    prompt = make_prompts(notes[:1], codes, tokenizer, WITHIN, None)["n0"]
+    ids = encode(Transcript("p", prompt.text, "", ""), tokenizer).ids
+    written = tokenizer("History and failure", add_special_tokens=False)["input_ids"]
+    thought = len(written)
+    cue = WITHIN.answers(codes, tokenizer, frozenset([2]))
+    t = _transcript(notes[0], prompt, ids, [*written, *cue.cue, *cue.first.sequence(0), 2], thought, WITHIN, tokenizer, frozenset([2]))
+    assert t.reasoning == " History and failure" and t.answer == "\nCodes: " + codes.labels[cue.first.order[0]] + "</s>"
+    assert encode(t, tokenizer).ids.tolist() == [*ids, *written, *cue.cue, *cue.first.sequence(0), 2]
+
+
 @pytest.mark.parametrize("change, said", [
     (lambda d: (d / "t.jsonl").write_text("mine\n"), "exists and nothing says how it was made"),
+    (lambda d: (d / "t.jsonl.json").write_text('{"mine": 1}'), "exists and nothing says how it was made"),
+    (lambda d: (d / ".t.jsonl.parts").mkdir() or (d / ".t.jsonl.parts" / "x.json").write_text("{}"), "does not say what it was made from; remove it"),
+    (lambda d: (d / "notes.jsonl").write_text('{"id": "a", "note": "x \\ud800 y"}\n'), "line 1: note 'a' holds half of a character"),
+    (lambda d: (d / "notes.jsonl").write_text('{"id": "a", "note": "x", "labels": ["I\\udc00"]}\n'), "line 1: labels are not a list of codes"),
+    (lambda d: (d / "labels.csv").write_text("label,description\nI10,Hypertension, essential\n"), "row 1: more cells than the header has columns"),
+    (lambda d: (d / "labels.csv").write_text("label,label\nI10,I10\n"), "a column is named twice"),
     (lambda d: (d / "labels.csv").write_text("label,region\nX01.1,X01\n"), "none of the notes' codes (such as 'E11.65') is in the label file"),
     (lambda d: (d / "labels.csv").write_text("label\nheart failure\n"), "add a region column or name another with --region-by"),
     (lambda d: (d / "notes.jsonl").write_text('{"id": "a"}\n'), "line 1: note 'a' has no text"),

@@ -390,3 +390,13 @@ def test_categories_of_a_run_need_no_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(icd10cm, "_table", lambda: pytest.fail("the table was asked for"))
     (tmp_path / "l.csv").write_text("label,region\nI50.9,a\nC7A.010,b\n")
     assert spaces_of(tmp_path, monkeypatch, "--region-by", "category")[1].region("I50.9") == "I50"
+
+
+def test_files_that_hold_something_else_are_spared(tmp_path, capsys):
+    (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "o.csv.json").write_text("I10\n")
+    for codes, out in ((tmp_path / "o.csv.json", "mine.csv"), (tmp_path / "o.csv.json", "o.csv")):
+        assert main(["labels", "icd10cm", "--codes", str(codes), "--out", str(tmp_path / out)]) == 2
+    said = capsys.readouterr().err
+    assert "mine.csv exists and is not a label file" in said and "o.csv.json is what codes are read from" in said
+    assert (tmp_path / "mine.csv").read_text() == "a,b\n1,2\n" and (tmp_path / "o.csv.json").read_text() == "I10\n"

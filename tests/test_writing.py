@@ -173,21 +173,24 @@ class Always:
         return row
 
 
-def test_labels_that_begin_others_and_labels_given_already(prompts):
+def test_labels_that_begin_others_and_labels_given_already():
     """I50 and I50.9: after I50 the model may end, go on, or begin another; what was given is never alive again."""
     tokenizer = tiny.clinic.clinic_tokenizer()
     ids = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
-    vora, leaf, comma = ids(" Vora")[0], ids("-mi")[0], ids(",")[0]
-    end = tokenizer.eos_token_id
-    answers = Answers(LabelSpace(["Vora", "Vora-mi"], lambda label: "Vora"), tokenizer, frozenset([end]), CUE, BETWEEN, 5)
-    writer = Answering(answers, 0)
-    steer = Always(comma, leaf, vora)
-    written = [writer.choose(steer()) for _ in range(5)]
-    assert tokenizer.decode(written) == CUE + " Vora, Vora-mi"  # Vora was given: at the second one only -mi is alive
-    assert writer.choose(Always(comma)()) != comma  # nothing is left to give
-    assert writer.choose(Always(comma)()) is None and writer.labels == [0, 1]
+    vora, nexa, leaf, comma, end = ids(" Vora")[0], ids(" Nexa")[0], ids("-mi")[0], ids(",")[0], tokenizer.eos_token_id
+    space = LabelSpace(["Vora", "Vora-mi", "Nexa-mi"], lambda label: label[:4])
+    answers = Answers(space, tokenizer, frozenset([end]), CUE, BETWEEN, 5)
+    writer, steer = Answering(answers, 0), Always(comma, leaf, vora, nexa)
+    written = [writer.choose(steer()) for _ in range(7)]
+    assert tokenizer.decode(written) == CUE + " Vora, Vora-mi, Nexa"  # Vora was given: at the second one only -mi is alive
+    assert writer.choose(steer()) == leaf and writer.choose(steer()) != comma  # nothing is left to give
+    assert writer.choose(steer()) is None and writer.labels == [0, 1, 2]
     again = Answering(answers, 0)
     assert tokenizer.decode([again.choose(Always(leaf, vora, end)()) for _ in range(4)]) == CUE + " Vora-mi" + tokenizer.eos_token
+    two = Answering(Answers(space, tokenizer, frozenset([end]), CUE, BETWEEN, 2), 0)
+    written = [two.choose(steer()) for _ in range(6)]
+    assert tokenizer.decode(written[:5]) == CUE + " Vora, Vora-mi" and written[5] in (end, ids("\n")[0]) and two.choose(steer()) is None
+    assert two.longest < 20 and Answering(Answers(space, tokenizer, frozenset([end]), CUE, BETWEEN, 10**6), 0).longest < 30  # room for what there is
 
 
 def test_reasoning_ends_at_a_text_that_is_not_kept(model, prompts):
@@ -196,12 +199,46 @@ def test_reasoning_ends_at_a_text_that_is_not_kept(model, prompts):
     line = Answers(tiny.labels(), tokenizer, ends, CUE, BETWEEN, 1, until="\n")
     ((_, long, _),), ((_, short, writer),) = (list(write(model.hooked, prompts[:1], lambda n, a=a: Answering(a, 25))) for a in (whole, line))
     stop = long.index(tokenizer("\n", add_special_tokens=False)["input_ids"][0])
-    assert 0 < stop < 25 and writer.thought == stop and short[:stop] == long[:stop] and tokenizer.decode(short[stop:]).startswith(CUE)
+    assert 0 < stop < 25 and len(writer.thoughts) == stop and short[:stop] == long[:stop] and tokenizer.decode(short[stop:]).startswith(CUE)
 
 
 def test_pieces_that_the_tokenizer_does_not_give_back_are_refused(model):
     ends = end_tokens(model)
-    with pytest.raises(InputError, match="cue 'Codes:'"):
-        Answers(tiny.labels(), model.tokenizer, ends, "Codes:")  # unknown words
-    with pytest.raises(InputError, match="separator '-mi' begins like the rest of a label"):
+    for cue in ("Codes:", "answer ", " "):  # unknown words, a space that would be doubled, nothing
+        with pytest.raises(InputError, match=f"cue {cue!r}"):
+            Answers(tiny.labels(), model.tokenizer, ends, cue)
+    with pytest.raises(InputError, match="separator '-mi' or an end token is also how a label goes on"):
         Answers(tiny.labels(), model.tokenizer, ends, CUE, "-mi")
+
+
+def test_labels_that_a_tokenizer_cannot_write_or_tell_apart_are_refused(model):
+    ends = end_tokens(model)
+    with pytest.raises(InputError, match="label 'Foo' cannot be told from others, or not be written"):
+        Answers(LabelSpace(["Vora-mi", "Foo"], lambda label: "r"), model.tokenizer, ends, CUE)
+    with pytest.raises(InputError, match="cannot be told"):
+        Answers(LabelSpace(["Foo", "Bar"], lambda label: "r"), model.tokenizer, ends, CUE)
+
+
+def test_an_end_of_several_tokens_and_one_beyond_the_vocabulary(model, prompts, monkeypatch):
+    whole = Answers(tiny.labels(), model.tokenizer, end_tokens(model), CUE, BETWEEN, 1)
+    (_, long, writer), = write(model.hooked, prompts[:1], lambda n: Answering(whole, 12))
+    until = model.tokenizer.decode(writer.thoughts[5:8])
+    line = Answers(tiny.labels(), model.tokenizer, end_tokens(model), CUE, BETWEEN, 1, until=until)
+    (_, _, writer), = write(model.hooked, prompts[:1], lambda n: Answering(line, 12))
+    assert writer.thoughts == long[:7]  # the token that completes it is not kept
+    monkeypatch.setattr(model.hooked.model.generation_config, "eos_token_id", [2, 10**6])
+    with pytest.raises(InputError, match="says that token 1000000 ends its texts"):
+        end_tokens(model)
+
+
+def test_a_model_that_brings_a_penalty_on_repetition_writes_greedily(model, plain, prompts, monkeypatch):
+    """The slow way goes through Hugging Face's generate, which would follow the model's own generation config."""
+    ends, hooked = end_tokens(model), model.hooked
+    monkeypatch.setattr(hooked.model.generation_config, "repetition_penalty", 5.0)
+    kept = hooked.model.generation_config
+    found = {}
+    for packed in (True, False):
+        monkeypatch.setattr(hooked, "packed", packed)
+        found[packed] = [w for _, w, _ in write(hooked, prompts[:1], lambda n: Greedy(80, ends))]
+    assert found[True] == found[False] == [greedy(plain, prompts[0], 80, ends)] and len(found[True][0]) < 80 and hooked.model.generation_config is kept
+    assert hooked.generate(torch.tensor(prompts[0]), 80).tolist() == found[True][0]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..labels import read_jsonl, read_rows, read_text
-from .icd10cm import LabelTable, icd10cm_labels, label_of, region_by, writable
+from .icd10cm import LabelTable, about_file, icd10cm_labels, label_of, region_by, writable
+from .labels_of import spare
 
 
 def codes_in_file(path: Path) -> list[str]:
@@ -56,8 +57,10 @@ def write_labels(out: Path, chapters: Iterable[str] | None = None, codes: Path |
         at_least: how many notes a code must be seen in; 1 by default.
     """
     writable(out)
-    if any(source is not None and source.exists() and out.exists() and source.samefile(out) for source in (codes, notes)):
-        raise InputError(f"{out} is what codes are read from; name another file to write")
+    for target in (out, about_file(out)):
+        if any(source is not None and source.exists() and target.exists() and source.samefile(target) for source in (codes, notes)):
+            raise InputError(f"{target} is what codes are read from; name another file to write")
+    spare(out)
     if at_least is not None and notes is None:
         raise InputError("--at-least counts notes; give --notes as well")
     region_by(region)

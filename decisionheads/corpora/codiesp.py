@@ -25,7 +25,7 @@ from .notes import EVIDENCE, Note
 
 SPLITS = ("train", "dev", "test")
 DIAGNOSIS, PROCEDURE = "DIAGNOSTICO", "PROCEDIMIENTO"
-_PLACES = re.compile(r"\d+ \d+(; ?\d+ \d+)*")
+_PLACES = re.compile(r"\d{1,9} \d{1,9}(; ?\d{1,9} \d{1,9})*")
 
 
 def notes(path: str | Path, counts: Counter[str], split: str | None = None) -> Iterator[Note]:

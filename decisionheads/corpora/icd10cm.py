@@ -217,7 +217,7 @@ class LabelTable:
         writer.writerow(["label", "description", "region"] + ["flag"] * bool(self.flags))
         for label in self.space.labels:
             writer.writerow([label, self.space.descriptions.get(label, ""), self.space.region(label)] + [self.flags.get(label, "")] * bool(self.flags))
-        about = _about_file(path)
+        about = about_file(path)
         beside = [file.with_name(f".{file.name}.{os.getpid()}") for file in (path, about)]
         try:
             beside[0].write_text(table.getvalue(), encoding="utf-8", newline="\n")
@@ -237,21 +237,21 @@ def writable(path: str | Path) -> Path:
     path = Path(path)
     if not path.parent.is_dir():
         raise InputError(f"{path} cannot be written: {path.parent} is not a folder; make it first")
-    if path.is_dir() or _about_file(path).is_dir():
-        raise InputError(f"{path} or {_about_file(path)} is a folder; name another file")
+    if path.is_dir() or about_file(path).is_dir():
+        raise InputError(f"{path} or {about_file(path)} is a folder; name another file")
     if path.suffix == ".jsonl":
         raise InputError(f"{path} would be read as JSONL, and labels are written as CSV; name a file that ends in .csv")
     return path
 
 
-def _about_file(path: Path) -> Path:
+def about_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
 def edition_beside(labels: Path) -> str | None:
     """The edition that `LabelTable.save` noted beside a file of labels, if it did."""
     try:
-        about = json.loads(_about_file(labels).read_bytes())
+        about = json.loads(about_file(labels).read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
     found = about.get("edition") if isinstance(about, dict) else None

@@ -15,6 +15,14 @@ from .codes import region
 HEADER = ("label", "description", "region")
 
 
+def spare(path: Path) -> None:
+    """Refuse to write labels over a file that holds something else."""
+    if path.is_file():
+        with open(path, "rb") as file:
+            if file.readline(100).strip().split(b",")[0] != HEADER[0].encode():
+                raise InputError(f"{path} exists and is not a label file; name another")
+
+
 def save_labels(seen: Counter[str], path: str | Path, titles: Mapping[str, str], at_least: int = 1) -> int:
     """Write `label,description,region`; the file appears whole or not at all.
 

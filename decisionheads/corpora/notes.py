@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..labels import read_jsonl
+from ..labels import read_jsonl, whole_text
 from ..transcripts import Span
 
 EVIDENCE = "evidence"  # the name of a span that a human marked for a code
@@ -110,9 +110,11 @@ def _note(record: Any, counts: Counter[str]) -> Note:
     if values["id"] is None:
         raise InputError("no id; every note needs 'id' and 'note'")
     note, labels = record.get("note"), record.get("labels", [])
+    if isinstance(note, str) and not whole_text(note):
+        raise InputError(f"note {values['id']!r} holds half of a character (a lone surrogate); write it as UTF-8")
     if not isinstance(note, str) or not note.strip():
         raise InputError(f"note {values['id']!r} has no text; every note needs 'id' and 'note'")
-    if not isinstance(labels, list) or any(not isinstance(label, str) or not label.strip() for label in labels):
+    if not isinstance(labels, list) or any(not whole_text(label) or not label.strip() for label in labels):
         raise InputError("labels are not a list of codes; write them as text in square brackets")
     return Note(note=note, labels=tuple(dict.fromkeys(labels)), spans=checked_spans(record.get("spans", []), note, counts), **values)
 
@@ -127,7 +129,7 @@ def checked_spans(records: Any, note: str, counts: Counter[str]) -> tuple[Span, 
         raise InputError("spans are not a list; write them in square brackets")
     found = []
     for span in records:
-        fits = isinstance(span, dict) and isinstance(span.get("name"), str) and isinstance(span.get("of") or "", str)
+        fits = isinstance(span, dict) and whole_text(span.get("name")) and whole_text(span.get("of") or "")
         if not fits or any(isinstance(span.get(k), bool) or not isinstance(span.get(k), int) for k in ("start", "end")):
             raise InputError("a span lacks 'name', 'start' or 'end'; give all three, as text and whole numbers")
         start, end = span["start"], span["end"]

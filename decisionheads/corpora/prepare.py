@@ -20,7 +20,7 @@ from ..errors import InputError
 from . import codiesp, mdace, mimic_iv
 from .icd10cm import edition
 from .icd10cm import titles as official_titles
-from .labels_of import HEADER, save_labels
+from .labels_of import save_labels, spare
 from .notes import Note, save_notes
 
 CORPORA = ("mimic-iv", "mdace", "codiesp")
@@ -113,10 +113,11 @@ def _check(corpus: str, out: Path, labels_out: Path | None, at_least: int, notes
     for target in (out, labels_out) if labels_out is not None else (out,):
         if target.is_dir() or not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
             raise InputError(f"{target} cannot be written; name a file in a folder that is there and can be written to")
-    if labels_out is not None and labels_out.is_file():
-        with open(labels_out, "rb") as file:
-            if file.readline(100).rstrip(b"\r\n") != ",".join(HEADER).encode():
-                raise InputError(f"{labels_out} exists and is not a label file; name another")
+    if labels_out is not None:
+        spare(labels_out)
+    record = out.with_name(out.name + ".json")
+    if (out.exists() or record.exists()) and not _ours(record):
+        raise InputError(f"{out if out.exists() else record} exists and was not prepared from a corpus; name another file")
 
 
 def _official(labels: Iterable[str]) -> tuple[dict[str, str], str | None]:
@@ -125,6 +126,15 @@ def _official(labels: Iterable[str]) -> tuple[dict[str, str], str | None]:
         return official_titles(labels), edition()
     except InputError:
         return {}, None
+
+
+def _ours(record: Path) -> bool:
+    """Whether a file is the record of an earlier preparation."""
+    try:
+        found = json.loads(record.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and "corpus" in found
 
 
 def _counted(notes: Iterator[Note], counts: Counter[str], seen: Counter[str], limit: int | None) -> Iterator[Note]:
