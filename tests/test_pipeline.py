@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -86,3 +87,15 @@ def test_text_comes_with_the_report_only_where_it_is_asked_for(made, bpe_folder,
     chosen = example["tokens"][example["chosen"]]
     assert len(example["tokens"]) > 8 and any(chosen in t.answer for t in load_transcripts(out / "t.jsonl")) and not (out / "run" / "example.json").exists()
     assert "example" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_labels_given_already_are_not_alive_where_that_is_asked(made, bpe_folder):
+    from decisionheads import DecisionModel, LabelSpace
+    from decisionheads.survey import Options, survey
+
+    model, out = DecisionModel.from_pretrained(bpe_folder), made[0]
+    space, text = LabelSpace.load(out / "labels.csv"), load_transcripts(out / "t.jsonl")[0]
+    text = replace(text, reasoning=" so", answer="\nCodes: I50.1, I50.9</s>", token_ids=None)
+    events = {asked: survey(model, text, space, (), frozenset(), Options(greedy=False, exclude_emitted=asked)).reading.events for asked in (True, False)}
+    last = {asked: [e.kind for e in found if e.label == "I50.9"] for asked, found in events.items()}
+    assert "label" in last[False] and "label" not in last[True]  # once I50.1 is given, nothing is left to decide within I50
