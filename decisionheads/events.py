@@ -326,10 +326,10 @@ def _listed(text: str, mentions: Iterable[Mention], labels: LabelSpace) -> dict[
 
 
 def _readable(transcript: Transcript, region: str, mention: Mention, near: Mention | None, listed: dict[str, list[tuple[int, int]]]) -> tuple[tuple[str, int, int], ...]:
-    """Named spans as this event sees them: its own region block and mention apart from the others."""
+    """Named spans as this event sees them: its own region block, mention and evidence apart from the others."""
     found = [("own block", start, end) for start, end in listed.get(region, ())]
     for span in transcript.spans:
-        own = {"block": region, "mention": mention.label}.get(span.name)
+        own = {"block": region, "mention": mention.label, "evidence": mention.label}.get(span.name)
         name = span.name if own is None else f"{'own' if span.of == own else 'other'} {span.name}"
         found.append((name, span.start, span.end))
     if near is not None:

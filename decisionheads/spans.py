@@ -73,7 +73,7 @@ def control_windows(reading: Reading, event: DecisionEvent, target: Sequence[Spa
         begin.append(int(np.searchsorted(reading.encoded.offsets[:, 1], cut, "right")))
     bounds = [*begin, event.position]
     part = max(i for i in range(3) if target[0][0] >= bounds[i])
-    mine = [s for name in ("own block", "own mention", "near-miss") for s in token_spans(reading, event, name)]
+    mine = [s for name in ("own block", "own mention", "own evidence", "near-miss") for s in token_spans(reading, event, name)]
     return windows(target, mine, (bounds[part], min(bounds[part + 1], event.position)), most)
 
 

@@ -88,6 +88,8 @@ def test_events_are_found_in_what_was_written_and_nothing_lost_its_place(bpe_mod
             assert live[int(reading.clean(e)[live].argmax())] == e.chosen
             seen += 1
             assert any(s[0] == "own block" for s in e.spans)
+            evidence = {name for name, *_ in e.spans if "evidence" in name}
+            assert evidence == {"own evidence" if t.labels[0] == e.label else "other evidence"}
     assert seen > 15
 
 
