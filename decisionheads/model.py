@@ -130,7 +130,10 @@ class DecisionModel:
             model = model.to(device).eval().requires_grad_(False)
             plain = _sharing_copy(model)
             bridge = _bridge(model)
-        return cls(bridge, tokenizer, plain=plain, test=test)
+        found = cls(bridge, tokenizer, plain=plain, test=test)
+        if extra:  # transformers names it after the folder, which may hold several
+            found.hooked.name = Path(name_or_path).stem
+        return found
 
     @staticmethod
     def load_tokenizer(name_or_path: str | Path):

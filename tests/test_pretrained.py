@@ -37,7 +37,7 @@ def smol_plain():
 
 
 def test_it_is_exact(smol):
-    assert smol.tested.verdict == "exact" and (smol.n_layers, smol.n_heads) == (30, 9)
+    assert smol.name == gguf().stem and smol.tested.verdict == "exact" and (smol.n_layers, smol.n_heads) == (30, 9)
 
 
 def test_a_head_is_a_slice_of_the_o_proj_input_by_a_wide_margin(smol, smol_plain):  # A1
