@@ -82,7 +82,7 @@ def main() -> None:
     hooked = model.hooked
     prompts = make_prompts(notes, space, model.tokenizer, asked, hooked.context)
     ids = [encode(Transcript(name, p.text, "", ""), model.tokenizer).ids for name, p in prompts.items()]
-    print(f"{model.name.rpartition('/')[2] if args.model == 'gemma3' else 'random Llama'}: {hooked.n_layers} layers x {hooked.n_heads} heads; {len(space):,} candidates, prompts of {len(ids[0]):,} tokens; {machine(args.threads)}"
+    print(f"{'Gemma 3 270M' if args.model == 'gemma3' else 'random Llama'}: {hooked.n_layers} layers x {hooked.n_heads} heads; {len(space):,} candidates, prompts of {len(ids[0]):,} tokens; {machine(args.threads)}"
           f"\nloaded: {forget_peak():,.0f} MiB", flush=True)
     started = time.perf_counter()
     prefixes = Prefixes(hooked, 4 * args.memory * 2**20).share(ids)

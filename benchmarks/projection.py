@@ -85,15 +85,14 @@ def main() -> None:
         print(f"\n{m.name}: weights {weights / 1e9:.0f} GB, {m.kept(1) / 1024:.0f} KiB of keys and values a token: {shared / 1e9:.1f} GB shared, {m.kept(total) / 1e9:.1f} GB for a fork of it")
         for a in MACHINES:
             need = weights + shared + m.kept(total)
-            first = m.read(args.shared) / (a.speed * args.prefill)
-            own = m.read(args.own, args.shared) / (a.speed * args.prefill)
-            sweep = args.positions * m.sweep(total) / (a.speed * args.rows)
-            run = [(first + (args.transcripts * own + 0.4 * args.transcripts * sweep) / n) / 60 for n in (1, 8)]
-            if need > 0.9 * a.memory:
-                print(f"  {a.name}: does not fit, {need / 1e9:.0f} GB are needed")
-                continue
-            print(f"  {a.name}: {need / 1e9:.0f} GB; shared prefix {first:.1f} s, own tokens {own:.2f} s, every head at {args.positions} positions {sweep:.1f} s; "
-                  f"single heads of {args.transcripts} transcripts {run[0]:.0f} min, on 8 of them {run[1]:.1f} min")
+            parts = -(-need // (0.9 * a.memory))  # accelerators that one copy is spread over
+            speed = a.speed * parts
+            first, own = m.read(args.shared) / (speed * args.prefill), m.read(args.own, args.shared) / (speed * args.prefill)
+            sweep = args.positions * m.sweep(total) / (speed * args.rows)
+            minutes = lambda copies: (first + args.transcripts * (own + 0.4 * sweep) / copies) / 60  # noqa: B023, E731
+            where = f"{need / 1e9:.0f} GB" if parts == 1 else f"does not fit; over {parts:.0f} of them (not supported), {need / parts / 1e9:.0f} GB on each"
+            print(f"  {a.name}: {where}; shared prefix {first:.1f} s, own tokens {own:.2f} s, every head at {args.positions} positions {sweep:.1f} s; "
+                  f"single heads of {args.transcripts} transcripts {minutes(1):.0f} min, with 8 copies {minutes(8):.1f} min")
 
 
 if __name__ == "__main__":
