@@ -204,7 +204,6 @@ def test_a_file_that_was_changed_and_parts_that_are_torn(files, tmp_path, capsys
 
 
 def test_two_at_once_on_one_file_are_refused(tmp_path):
-    pytest.importorskip("fcntl")
     one = Parts(tmp_path / "t.jsonl", {"a": 1})
     with one.held():
         with pytest.raises(InputError, match="t.jsonl is being written by another process"), Parts(tmp_path / "t.jsonl", {"a": 1}).held():
