@@ -66,9 +66,9 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="print what stands beside the transcripts instead of a summary")] = False,
 ) -> None:
     """Let a model reason about notes and pick from all candidates in its prompt."""
-    from .generating import generate_files, summed_up
     from .generation import INSTRUCTION, Generating
     from .prompts import Layout
+    from .workflow import generate_files, summed_up
 
     asked = Generating(Layout(listing, instruction or INSTRUCTION, system, chat=False if plain else None, opening=opening.replace("\\n", "\n"), cut=not keep_whole), longest, within_labels, cue.replace("\\n", "\n"), most, until.replace("\\n", "\n"), between)
     state = generate_files(model, notes, labels, out, asked, limit=limit, together=batch, dtype=dtype, device=device, regions=region_by)

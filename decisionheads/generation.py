@@ -120,7 +120,7 @@ def generate(model: DecisionModel, notes: Sequence[Note], labels: LabelSpace, as
 
     Args:
         labels: the candidates, all of them in every prompt.
-        together: texts that are written side by side; changes the time and the memory, not the result.
+        together: texts that are written side by side; changes the time and the memory, and the result only where rounding decides.
         parts: keeps what is done.
         prompts: those of `make_prompts`, if they are at hand.
 

@@ -180,7 +180,7 @@ def write(hooked: Engine, prompts: Sequence[Int[np.ndarray, " _"]], writers: Cal
     Args:
         prompts: token ids of each.
         writers: number of a prompt -> who chooses its tokens.
-        together: texts that are written side by side; changes the time, not the result.
+        together: texts that are written side by side; changes the time, and the result only where rounding decides.
         shared: what prompts begin with, read already (see `Prefixes.share`); where one begins otherwise, its group is read in full.
 
     Yields:

@@ -259,3 +259,10 @@ def test_bad_input_is_one_sentence(files, tmp_path, capsys, monkeypatch, change,
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1 and SECRET not in error
     assert {p: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()} == kept
+
+
+def test_what_the_system_refuses_is_one_sentence(files, capsys, monkeypatch):
+    monkeypatch.setattr(DecisionModel, "from_pretrained", lambda *a, **k: pytest.fail("loaded"))
+    assert main(files("t" * 300 + ".jsonl")) == 2
+    error = capsys.readouterr().err
+    assert "file name too long; mend that, or name another" in error and error.count("\n") == 1

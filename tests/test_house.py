@@ -42,7 +42,6 @@ FLOORS = [
     ["standing_plots"],
     ["report"],
     ["workflow"],
-    ["generating"],
     ["cli"],
     ["__main__"],
 ]

@@ -21,7 +21,7 @@ def launch(*command: str, processes: int = 2) -> str:
     """Run something in one or two processes of one thread each; what they print."""
     how = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", str(20_000 + os.getpid() % 20_000)] if processes > 1 else []
     done = subprocess.run([sys.executable, *how, *command], env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr  # all of it: whoever fails first may not speak last
     return done.stdout
 
 

@@ -62,3 +62,12 @@ def test_text_in_reports_is_escaped():
     example = {"tokens": ["<script>alert(1)</script>", "<script>", "<script>"], "chosen": 1, "near_miss": [0], "wrote": "<b>", "against": "'\"", "m": 1.0, "m0": 0.0, "kind": "region"}
     page = _example(json.loads(json.dumps(example)))
     assert "<script>" not in page and "&lt;script&gt;" in page and "&lt;b&gt;" in page
+
+
+def test_a_torn_part_is_made_again(tmp_path):
+    store = RunFolder(tmp_path / "run", {})
+    store.save_part("t", {"x": np.ones(3)})
+    assert store.load_part("t")["x"].sum() == 3 and store.load_part("other") is None
+    path = store._part("t")
+    path.write_bytes(path.read_bytes()[:10])
+    assert store.load_part("t") is None
