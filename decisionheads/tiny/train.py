@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from .build import INDEX, LENGTH, build
-from .clinic import BOS, PAD, Clinic, Finding, Piece, clinic_tokenizer, draw
+from .clinic import BOS, PAD, Clinic, Finding, Piece, clinic_tokenizer, draw, join
 
 WEIGHT = {"prompt": 0.0, "mark": 0.2, "word": 0.5, "near": 1.0, "region": 1.0, "label": 1.0, "departure": 3.0, "cue": 3.0}
 GATED = ("region", "label", "departure", "cue")
@@ -91,11 +91,17 @@ def cue_text(rng: random.Random, regions: int, labels: int) -> list[Piece]:
     return out
 
 
-def encode(texts: list[list[Piece]]) -> tuple[Tensor, list[list[str]]]:
-    """Token ids `[text, position]`, right-padded, BOS first; and the role of each token."""
-    rows = [[INDEX[BOS]] + [INDEX[p.text] for p in text] for text in texts]
+def encode(texts: list[list[Piece]], tokenizer=None) -> tuple[Tensor, list[list[str]]]:
+    """Token ids `[text, position]`, right-padded, BOS first; and the role of each token.
+
+    Args:
+        tokenizer: another one than the clinic's; it must cut a text into as many tokens.
+    """
+    rows = [[INDEX[BOS]] + [INDEX[p.text] for p in text] for text in texts] if tokenizer is None else [tokenizer(join(text))["input_ids"] for text in texts]
+    if any(len(row) != len(text) + 1 for row, text in zip(rows, texts, strict=True)):
+        raise ValueError("the tokenizer does not cut the clinic's texts into its pieces, so the roles of tokens are not known")
     length = max(map(len, rows))
-    ids = torch.full((len(rows), length), INDEX[PAD])
+    ids = torch.full((len(rows), length), INDEX[PAD] if tokenizer is None else tokenizer.pad_token_id)
     for row, text in zip(ids, rows, strict=True):
         row[: len(text)] = torch.tensor(text)
     return ids, [["prompt"] + [p.role for p in text] + ["prompt"] * (length - len(text) - 1) for text in texts]
@@ -105,14 +111,14 @@ def encode(texts: list[list[Piece]]) -> tuple[Tensor, list[list[str]]]:
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, seed: int = 1, texts: int = 256) -> dict[str, float]:
+def accuracy(model: nn.Module, seed: int = 1, texts: int = 256, tokenizer=None) -> dict[str, float]:
     """Teacher-forced accuracy over the whole vocabulary on fresh texts, by role."""
     rng = random.Random(f"held-out {seed}")
     batch = [full_text(draw(rng)) for _ in range(texts)] + [cue_text(rng, 6, 3) for _ in range(texts)]
     right: dict[str, list[bool]] = defaultdict(list)
     model.eval()
     for start in range(0, len(batch), 32):
-        ids, roles = encode(batch[start:start + 32])
+        ids, roles = encode(batch[start:start + 32], tokenizer)
         hit = model(ids[:, :-1]).logits.argmax(-1) == ids[:, 1:]
         for row, names in zip(hit.tolist(), roles, strict=True):
             for ok, role in zip(row, names[1:], strict=True):
@@ -121,14 +127,14 @@ def accuracy(model: nn.Module, seed: int = 1, texts: int = 256) -> dict[str, flo
 
 
 @torch.no_grad()
-def causal_smoke(model: nn.Module, seed: int = 2, texts: int = 48) -> dict[str, float]:
+def causal_smoke(model: nn.Module, seed: int = 2, texts: int = 48, tokenizer=None) -> dict[str, float]:
     """Accuracy at each kind of decision with every head mean-ablated there, and with none.
 
     A model that passes decides by attention at the decision position: without it, the choice is
     lost. The mean of a head is taken over the same positions of the other texts.
     """
     rng = random.Random(f"smoke {seed}")
-    ids, roles = encode([full_text(draw(rng)) for _ in range(texts)])
+    ids, roles = encode([full_text(draw(rng)) for _ in range(texts)], tokenizer)
     outs = [layer.self_attn.o_proj for layer in model.model.layers] if hasattr(model, "model") else [
         block.attn.c_proj for block in model.transformer.h]
     result = {}
@@ -150,9 +156,9 @@ def causal_smoke(model: nn.Module, seed: int = 2, texts: int = 48) -> dict[str, 
     return result
 
 
-def gate(model: nn.Module, student: bool) -> tuple[bool, dict]:
+def gate(model: nn.Module, student: bool, tokenizer=None) -> tuple[bool, dict]:
     """Whether a trained model may be shipped, and the numbers that say so."""
-    found, ablated = accuracy(model), causal_smoke(model)
+    found, ablated = accuracy(model, tokenizer=tokenizer), causal_smoke(model, tokenizer=tokenizer)
     ok = all(found[role] >= 0.97 for role in ("region", "label")) and all(ablated[k] < 0.5 for k in ("region", "label"))
     if student:
         ok = ok and 0.3 < found["departure"] < 0.7
