@@ -249,6 +249,14 @@ def test_sentences_and_frame():
     assert list(frame["difference"]) == ["higher", "no claim"] and list(frame["paired"]) == [6, 3] and list(frame["equivalence"]) == ["inconclusive", "no claim"]
 
 
+def test_a_difference_of_these_texts_only_is_said_so():
+    texts = TEXTS.copy()
+    texts["numerator"] += (texts["arm"] == "mistill") * texts["text"].map({"t0": 2.0, "t1": -2.5, "t2": 1.0})
+    v = one(SIX, texts=texts)
+    assert v.difference == "higher" and v.pooled.interval[0] < 0 < v.pooled.interval[1] and v.sentence().endswith("so not shown beyond these texts.")
+    assert "beyond" not in one(SIX, texts=TEXTS).sentence()
+
+
 def test_the_interval_of_one_arm():
     assert mean_interval(np.array(APART)) == pytest.approx(one(SIX).interval) and mean_interval(np.array(APART[:5])) is None and mean_interval(np.ones(8)) is None
 
@@ -348,10 +356,10 @@ def texts_of(rng, seeds, texts, by_text, by_seed, by_both, truth=0.3):
 @pytest.mark.parametrize("by_text, by_seed", [(1.0, 0.1), (0.1, 0.3)], ids=["texts differ", "seeds differ"])
 def test_the_two_level_bootstrap_covers_over_texts_and_seeds(uncollected, by_text, by_seed):
     """With enough of both it covers whichever differs more; taken for independent in each seed, texts would not."""
-    rng, runs = np.random.default_rng(0), 200
+    rng, runs = np.random.default_rng(0), 500
     hit = 0
     for _ in range(runs):
         frame, texts = texts_of(rng, 20, 40, by_text, by_seed, 0.2)
         low, high = one(frame, texts=texts, draws=400).pooled.interval
         hit += low <= 0.3 <= high
-    assert band(0.92, runs)[0] <= hit <= band(0.97, runs)[1]
+    assert band(0.92, runs)[0] <= hit <= band(0.96, runs)[1]

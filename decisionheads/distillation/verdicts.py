@@ -65,12 +65,12 @@ class Verdict:
         unpaired: seeds that only one arm has.
         higher, lower: paired seeds with a positive and with a negative difference.
         mean: of the differences; NaN without any.
-        interval: 95% t-interval of the mean; None where nothing is claimed, as are the next four.
+        interval: 95% t-interval of the mean, over seeds on these very texts; None where nothing is claimed, as are the next four.
         p, p_holm: two-sided paired t-test, and corrected over all comparisons of the measure.
         narrow: 90% t-interval, for the bound.
         equivalence_p: of two one-sided tests against `bound`; None also without a bound.
         bound: preset; differences smaller than this do not matter. None: equivalence is not asked.
-        pooled: over texts and seeds; None where no texts were given.
+        pooled: over texts and seeds, so for other texts as well; None where no texts were given.
         no_claim: why nothing is claimed; empty otherwise.
     """
 
@@ -134,7 +134,8 @@ class Verdict:
             within = f"within \u00b1{self.bound:g} (90% {_limits(self.narrow)})"
             parts.append(f"equivalent {within}" if self.equivalence == "equivalent" else f"equivalence {within} inconclusive")
         if self.pooled is not None and self.pooled.interval is not None:
-            parts.append(f"pooled over {self.pooled.texts} texts {_signed(self.pooled.difference)}, 95% {_limits(self.pooled.interval)} over texts and seeds")
+            beyond = "" if self.difference not in ("higher", "lower") or self.pooled.interval[0] > 0 or self.pooled.interval[1] < 0 else ", so not shown beyond these texts"
+            parts.append(f"pooled over {self.pooled.texts} texts {_signed(self.pooled.difference)}, 95% {_limits(self.pooled.interval)} over texts and seeds{beyond}")
         return "; ".join(parts + left) + "."
 
 
