@@ -52,6 +52,11 @@ def test_order_of_rows_and_of_arms_changes_nothing(found):
     turned = Written(EAGER_TEST.document[::-1], EAGER_TEST.confidence[::-1], EAGER_TEST.right[::-1], dict(reversed(TEST_GOLD.items())))
     again = at_matched_precision({"mistill": CAREFUL, "cot": EAGER}, {"cot": turned, "mistill": CAREFUL_TEST})
     assert again["cot"] == found["cot"] and again["mistill"] == found["mistill"]
+    rng = np.random.default_rng(0)
+    gold = {f"t{i:02d}": int(n) for i, n in enumerate(rng.integers(1, 9, 40))}
+    codes = [(name, 1.0, bool(rng.random() < 0.5)) for name in gold]
+    one, other = (at_matched_precision({"a": CAREFUL}, {"a": written(codes, g)}, precision=0.5)["a"] for g in (gold, dict(reversed(gold.items()))))
+    assert one == other  # its intervals, too
 
 
 def test_thresholds_never_look_at_test(found):

@@ -76,6 +76,11 @@ def test_pooled_weighs_by_denominators():
     texts.loc[(texts["arm"] == "mistill") & (texts["text"] == "t1"), "numerator"] += 0.7
     assert one(SIX, texts=texts).pooled.difference == pytest.approx(0.1 + 0.7 / 7)
 
+    halved = TEXTS.copy()  # each arm has its own denominators
+    halved.loc[halved["arm"] == "mistill", "denominator"] /= 2
+    ratio = halved[halved["arm"] == "cot"]["numerator"].sum() / 42
+    assert one(SIX, texts=halved).pooled.difference == pytest.approx(2 * (ratio + 0.1) - ratio)
+
 
 # -- invariants ---------------------------------------------------------------------------------------
 
@@ -230,6 +235,8 @@ def test_a_denominator_that_is_not_positive_has_no_ratio():
 def test_reference_rows_are_not_compared():
     frame = pd.concat([SIX, pd.DataFrame({"student": "s", "arm": ["teacher", "untrained"], "seed": [NAN, NAN], "recovery": [0.9, 0.0]})])
     assert [v.arm for v in compare_arms(frame, "recovery")] == ["mistill"]
+    v = one(frame, texts=TEXTS)
+    assert v.seeds == (0, 1, 2, 3, 4, 5) and set(map(type, v.seeds)) == {int} and v.pooled.seeds == 6  # the NaN of the references made the column one of floats
 
 
 def test_a_student_without_an_arm_is_left_out_of_that_comparison():

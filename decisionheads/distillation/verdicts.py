@@ -166,8 +166,8 @@ class Verdicts:
 
         nan, rows = float("nan"), []
         for v in self.verdicts:
-            row = {k: x for k, x in asdict(v).items() if k not in ("seeds", "differences", "interval", "narrow", "pooled")}
-            row |= {"paired": len(v.seeds), "seeds": " ".join(map(str, v.seeds)), "differences": " ".join(f"{d:.6g}" for d in v.differences), "difference": v.difference, "equivalence": v.equivalence}
+            row = {k: x for k, x in asdict(v).items() if k not in ("seeds", "differences", "interval", "narrow", "pooled")} | {
+                "paired": len(v.seeds), "seeds": " ".join(map(str, v.seeds)), "differences": " ".join(f"{d:.6g}" for d in v.differences), "difference": v.difference, "equivalence": v.equivalence}
             for name, pair in (("", v.interval), ("narrow_", v.narrow), ("pooled_", v.pooled.interval if v.pooled else None)):
                 row[f"{name}low"], row[f"{name}high"] = pair or (nan, nan)
             row["pooled"] = v.pooled.difference if v.pooled else nan
@@ -250,6 +250,11 @@ def need_columns(table: pd.DataFrame, names: Sequence[str], what: str) -> None:
         raise InputError(f"{what} has no column {', '.join(missing)}")
 
 
+def whole(seed: Hashable) -> Hashable:
+    """A seed as it was given: a column that also has a NaN, as of the teacher, makes 3 into 3.0."""
+    return int(seed) if isinstance(seed, float) and seed.is_integer() else seed
+
+
 def _verdict(student: str, arm: str, baseline: str, measure: str, seeds: list, ours: Float[Array, " seed"], theirs: Float[Array, " seed"], unpaired: int,
              bound: float | None) -> Verdict:
     from statsmodels.stats.weightstats import DescrStatsW
@@ -266,7 +271,7 @@ def _verdict(student: str, arm: str, baseline: str, measure: str, seeds: list, o
         why = f"the difference is the same in all {n} seeds"
     found = None if why else DescrStatsW(apart)
     return Verdict(
-        student, arm, baseline, measure, tuple(s for s, d in zip(seeds, defined, strict=True) if d), tuple(map(float, apart)), undefined, int((~np.isfinite(ours)).sum()),
+        student, arm, baseline, measure, tuple(whole(s) for s, d in zip(seeds, defined, strict=True) if d), tuple(map(float, apart)), undefined, int((~np.isfinite(ours)).sum()),
         int((~np.isfinite(theirs)).sum()), unpaired, int((apart > 0).sum()), int((apart < 0).sum()), float(apart.mean()) if n else float("nan"),
         None if found is None else mean_interval(apart), None if found is None else float(found.ttest_mean(0)[1]), None,
         None if found is None else mean_interval(apart, 0.9), None if found is None or bound is None else float(found.ttost_mean(-bound, bound)[0]), bound, None, why)
