@@ -165,6 +165,18 @@ def test_panels_fit_their_page(students, width, shape):
     assert {t.name for t in figure.data if t.showlegend} == {"teacher", "untrained", *(LOOKS[a][0] for a in ARMS)} and sum(bool(t.showlegend) for t in figure.data) == 6
 
 
+def test_everything_lies_within_its_axes(both):
+    for width in (1100, 400):
+        figure = students_figure(*both, width=width)
+        for t in figure.data:
+            axis = figure.layout[(t.yaxis or "y").replace("y", "yaxis")]
+            y = np.array(t.y, float)
+            y = y[np.isfinite(y)]  # gaps of a curve
+            assert (axis.range[0] <= y).all() and (y <= axis.range[1]).all(), t.name
+    spans = [np.ptp(figure.get_subplot(row, 1).yaxis.range) for row in (1, 2, 3, 4)]
+    assert 5 > spans[1] > 4 > 1.5 > spans[0] > 0.8 > 0.5 > spans[3]  # no scale is that of another panel, nor wide for the teacher's sake
+
+
 def test_axes_carry_units_and_arms(both):
     figure = students_figure(*both)
     assert [figure.get_subplot(row, 1).yaxis.title.text for row in (1, 2, 3, 4)] == [

@@ -86,8 +86,9 @@ def students_figure(table: pd.DataFrame, curves: pd.DataFrame, *, arm: str = "mi
     k = {student: _one_k(table, student) for student in students}
     found = {measure: {v.student: v for v in compare_arms(table, measure, baseline=baseline, arms=arms, bound=(bounds or {}).get(measure)) if v.arm == arm}
              for measure in ("recovery", "micro_f1")}
+    trained = table[~table["arm"].isin(REFERENCES)]
     scales = {"A": _scale([*table["recovery"], *_optional(table, "recovery_low"), *_optional(table, "recovery_high")], 0, 1),
-              "B": _scale([*table["m"], *table["m0"]], 0, 0), "C": _scale(curves["recovery"], 0, 1), "D": _scale([*table["micro_f1"], *table["departures_right"]])}
+              "B": _scale([*trained["m"], *trained["m0"]], 0), "C": _scale(curves["recovery"], 0, 1), "D": _scale([*trained["micro_f1"], *trained["departures_right"]])}
     chars = int((width - 110) / across / 6.6)
     panels, titles = {}, {}
     for i, student in enumerate(students):
@@ -119,7 +120,7 @@ def students_figure(table: pd.DataFrame, curves: pd.DataFrame, *, arm: str = "mi
     figure.update_xaxes(gridcolor="rgba(136,136,136,.2)", zeroline=False, tickangle=0, tickfont={"size": 12 if width >= 700 else 10})
     figure.update_yaxes(gridcolor="rgba(136,136,136,.2)", zerolinecolor=LINE)
     return figure.update_layout(
-        title={"text": "<br>".join(title), "x": 0, "xanchor": "left", "font": {"size": 16}, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14, "l": 12}},
+        title={"text": "<br>".join(title), "x": 0, "xanchor": "left", "font": {"size": 16}, "y": 1 - 24 / (top + inside + bottom), "yref": "container", "yanchor": "top", "pad": {"l": 12}},
         height=top + inside + bottom, margin={"l": 78, "r": 20, "t": top, "b": bottom}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
         font={"color": "#777777", "size": 12}, showlegend=True, legend={"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 0, "yanchor": "bottom"})
 
