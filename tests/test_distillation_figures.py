@@ -192,6 +192,16 @@ def test_an_arm_without_a_look_and_a_name_with_marks_are_drawn():
     assert traces(figure, 1, 1, "kd recovery") and any("&lt;b" in a.text for a in figure.layout.annotations)
 
 
+def test_nothing_defined_and_nothing_to_compare_are_said():
+    table, curves = invented({"b": 6})
+    said = titles(students_figure(table.assign(recovery=NAN), curves.assign(recovery=NAN)))
+    assert said["A", "b"] == f"k = 4, MISTILL {MINUS} CoT undefined; 6 of 6 seeds undefined; no claim under 6 paired seeds" and said["C", "b"] == "the curve is undefined"
+    bare = students_figure(table[table["arm"] != "mistill"].drop(columns=["recovery_low", "recovery_high"]), curves[curves["arm"] != "mistill"])
+    said = titles(bare)
+    assert said["A", "b"] == "k = 4, no MISTILL to compare" and said["C", "b"].endswith("(means of 6 seeds, not tested)") and "not compared" in bare.layout.title.text
+    assert traces(bare, 1, 1, "cot recovery")[0].error_y.array is None and titles(students_figure(table, curves.iloc[:0]))["C", "b"] == "the curve is undefined"
+
+
 def test_tables_are_left_as_they_were(both):
     before = [t.copy() for t in both]
     students_figure(*both)

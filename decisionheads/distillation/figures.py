@@ -299,7 +299,8 @@ def _finding(v: Verdict | None, arm: str, baseline: str, digits: int = 2) -> str
     start = f"{label(arm)} {MINUS} {label(baseline)} "
     if v.difference == "no claim" or v.interval is None:
         few = f"no claim under {CLAIM_SEEDS} paired seeds" if len(v.seeds) < CLAIM_SEEDS else f"no claim: {v.no_claim}"
-        return f"{start}{', '.join(map(signed, v.differences)) or 'undefined'}, higher in {v.higher} of {len(v.seeds)}{left}; {few}"
+        listed = f"{', '.join(map(signed, v.differences))}, higher in {v.higher} of {len(v.seeds)}" if v.seeds else "undefined"
+        return f"{start}{listed}{left}; {few}"
     said = "no difference shown" if v.difference == "not shown" else v.difference
     equal = {"equivalent": f", equivalent within \u00b1{v.bound}", "inconclusive": f", equivalence within \u00b1{v.bound} inconclusive"}.get(v.equivalence or "", "")
     return f"{start}{signed(v.mean)} [{signed(v.interval[0])}, {signed(v.interval[1])}], {said} (Holm p {v.p_holm:.2g}){equal}, higher in {v.higher} of {len(v.seeds)} seeds{left}"
@@ -313,8 +314,8 @@ def _margins_title(mine: pd.DataFrame, arm: str, baseline: str) -> str:
     said, fewest = [], []
     for name in (arm, baseline):
         rows = mine.loc[mine["arm"] == name, ["m", "m0"]].astype(float).dropna()
-        fewest.append(len(rows))
         if len(rows):
+            fewest.append(len(rows))
             m, m0 = rows.mean()
             said.append(f"{m - m0:.1f} of {m:.1f} logits in {label(name)}".replace("-", MINUS))
     return f"at departures attention carries {', '.join(said)} ({_seeds(min(fewest))})" if said else "margins are undefined"
@@ -325,8 +326,8 @@ def _curve_title(lines: pd.DataFrame, arm: str, baseline: str) -> str:
     for name in (arm, baseline):
         part = lines[lines["arm"] == name]
         mean = _mean_curve(part) if len(part) else pd.Series(dtype=float)
-        fewest.append(part.loc[np.isfinite(part["recovery"].astype(float)), "seed"].nunique())
         if mean.notna().any():
+            fewest.append(part.loc[np.isfinite(part["recovery"].astype(float)), "seed"].nunique())
             enough = mean.index[mean >= ENOUGH]
             said.append(f"{enough[0]:g} head{'' if enough[0] == 1 else 's'} in {label(name)}" if len(enough) else f"not reached in {label(name)} (at most {mean.max():.2f})")
     return f"R of {ENOUGH:g}: {', '.join(said)} ({_seeds(min(fewest))})" if said else "the curve is undefined"
