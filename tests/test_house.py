@@ -39,9 +39,10 @@ FLOORS = [
     ["generation"],
     ["comparison"],
     ["plots"],
-    ["standing_plots"],
+    ["standing_plots", "distillation"],
     ["report"],
     ["workflow"],
+    ["distilling"],
     ["cli"],
     ["__main__"],
 ]

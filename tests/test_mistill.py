@@ -235,7 +235,7 @@ def test_heads_that_are_not_there_and_checkpointed_activations_are_refused():
         EventAttention(model, {"region": HeadSet(["L3H0"])})
     with pytest.raises(InputError, match="no head for departure"):
         EventAttention(model, {"departure": HeadSet()})
-    watched, (inputs, events) = EventAttention(model, POOLS), batch_of(model)
+    watched, (_, events) = EventAttention(model, POOLS), batch_of(model)
     for layer in model.model.layers:
         layer.gradient_checkpointing = True
     with pytest.raises(InputError, match="checkpoints its activations"), watched.reading(events):
@@ -404,9 +404,9 @@ def test_the_gradient_reaches_queries_and_keys_of_the_pool_and_nothing_above_it(
 def test_accumulated_batches_are_one_batch(data, pool, tmp_path):
     whole = trained(data[:4], pool, tmp_path / "a", 1.0, max_steps=1, per_device_train_batch_size=4)
     parts = trained(data[:4], pool, tmp_path / "b", 1.0, max_steps=1, per_device_train_batch_size=2, gradient_accumulation_steps=2)
-    moved = max(float((x - student().get_parameter(name)).abs().max()) for name, x in whole.named_parameters())
+    moved = max(float((x - student().get_parameter(name)).detach().abs().max()) for name, x in whole.named_parameters())
     assert moved > 1e-4
-    gradients = [float((x - parts.get_parameter(name)).abs().mean()) for name, x in whole.named_parameters() if x.ndim > 1]
+    gradients = [float((x - parts.get_parameter(name)).detach().abs().mean()) for name, x in whole.named_parameters() if x.ndim > 1]
     assert np.mean(gradients) < 0.02 * moved  # AdamW's first step is a sign: rounding flips a few
 
 

@@ -5,7 +5,7 @@
     STUDENT/pool.json, untrained.json          the heads that are supervised; the student before training
     STUDENT/ARM-SEED/model, training.json, result.json
     mistill.csv     a row for each student, arm and seed
-    curves.csv, texts.csv, emitted.csv         recovery by set size; per held-out text; every code that was written
+    curves.csv, texts.csv, emitted.csv, gold.csv   recovery by set size; per held-out text; every code that was written
 
 Runs are independent of each other: start the same command again, in another terminal or on another machine with
 the same disk, and it takes the runs that nobody holds.
@@ -52,7 +52,7 @@ class Plan:
     judging: Judging
     arms: tuple[str, ...] = ARMS
     seeds: int = 3
-    heads: str = "set"
+    heads: str = "selected"
     pool_texts: int = 400
 
     def __post_init__(self):
@@ -114,7 +114,7 @@ class Campaign:
         if plan.judging.kind not in self.heads or not len(self.heads[plan.judging.kind]):
             raise InputError(f"{run} has no {plan.judging.kind} heads, so there is nothing of that kind to pass on; choose another kind")
         self.inputs = json.loads(json.dumps({"teacher": model_hash(teacher), "run": hash_files([run / "sets.json"]), "files": hash_files(files), "students": {name: model_hash(s) for name, s in students.items()},
-                                             "plan": asdict(plan)}))
+                                             "plan": {name: value for name, value in asdict(plan).items() if name not in ("arms", "seeds")}}))  # more of these may be asked for later
         RunFolder.check(out, self.inputs)
         self.out, self.teacher, self.training, self.held_out, self.students, self.labels, self.plan = out, teacher, training, held_out, dict(students), labels, plan
         self.memory, self.progress = memory, progress
@@ -192,8 +192,8 @@ class Campaign:
 
 
 def tables_of(out: Path, students: Sequence[str], runs: Sequence[tuple[str, str, int]]) -> dict[str, pd.DataFrame]:
-    """`mistill`, `curves`, `texts` and `emitted` of a campaign's folder."""
-    rows, curves, texts, emitted = [], [], [], []
+    """`mistill`, `curves`, `texts`, `emitted` and `gold` of a campaign's folder."""
+    rows, curves, texts, emitted, gold = [], [], [], [], []
     reference = [(s, "teacher", -1, out / "teacher.json", None) for s in students] + [(s, "untrained", -1, out / s / "untrained.json", None) for s in students]
     for student, arm, seed, path, training in [*reference, *((s, a, n, out / s / f"{a}-{n}" / "result.json", out / s / f"{a}-{n}" / "training.json") for s, a, n in runs)]:
         if not path.is_file():
@@ -202,14 +202,15 @@ def tables_of(out: Path, students: Sequence[str], runs: Sequence[tuple[str, str,
         where, pool = {"student": student, "arm": arm, "seed": seed}, Pool.load(out / student / "pool.json")
         task, log = found.get("task") or {}, trained.get("log") or [{}]
         mine = HeadSet(found["set"])
-        rows.append({**where, "k": len(mine), **{c: found[c] for c in ("recovery", "recovery_low", "recovery_high", "random_recovery", "m", "m0", "m_alone", "kept_alone", "right", "chance", "undefined_texts", "decisions")},
-                     "set": " ".join(found["set"]), "overlap": len(mine & pool.heads.get("departure", HeadSet())) if arm != "teacher" else np.nan, "calibrated": len(found["heads"].get("departure", ())),
+        rows.append({**where, "k": len(mine), **{c: found[c] for c in ("recovery", "recovery_low", "recovery_high", "random_recovery", "m", "m0", "m_alone", "kept_alone", "chance", "undefined_texts", "decisions")},
+                     "departures_right": found["right"], "set": " ".join(found["set"]), "overlap": len(mine & pool.heads.get("departure", HeadSet())) if arm != "teacher" else np.nan, "calibrated": len(found["heads"].get("departure", ())),
                      "micro_f1": task.get("micro_f1"), "macro_f1": task.get("macro_f1"), "precision": task.get("precision"), "recall": task.get("recall"), "steps": trained.get("steps", 0),
                      "loss": log[-1].get("loss"), "distance": log[-1].get("distance"), "events": trained.get("events"), "dropped": sum((trained.get("lost") or {}).values())})
         curves += [{**where, **point} for point in found["curve"]]
         texts += [{**where, **text} for text in found["texts"]]
         emitted += [{**where, **code, "part": task["part"][code["text"]]} for code in found["emitted"]]
-    return {"mistill": pd.DataFrame(rows), "curves": pd.DataFrame(curves), "texts": pd.DataFrame(texts), "emitted": pd.DataFrame(emitted)}
+        gold += [{**where, "text": text, "group": text_group, "gold": n, "part": task["part"][text]} for text, (n, text_group) in (task.get("gold_per_text") or {}).items()]
+    return {"mistill": pd.DataFrame(rows), "curves": pd.DataFrame(curves), "texts": pd.DataFrame(texts), "emitted": pd.DataFrame(emitted), "gold": pd.DataFrame(gold)}
 
 
 @contextmanager

@@ -172,7 +172,7 @@ def task(model: DecisionModel, held_out: Sequence[Transcript], labels: LabelSpac
     parts = {t.id: name for name, part in split(held_out, asked.seed).items() for t in part}
     closers = find_closers(made, labels, model.tokenizer)
     emitted = [row for rows in spread(lambda t: sure_of(model, t, labels, closers), made) for row in rows]
-    return {"task": score.to_dict() | {"gold_per_text": {t.id: len({g for g in t.labels if g in labels}) for t in made}, "part": {t.id: "test" if parts[t.id] == "evaluation" else "validation" for t in made}},
+    return {"task": score.to_dict() | {"gold_per_text": {t.id: (len({g for g in t.labels if g in labels}), t.group or t.id) for t in made}, "part": {t.id: "test" if parts[t.id] == "evaluation" else "validation" for t in made}},
             "emitted": emitted}
 
 
