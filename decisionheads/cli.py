@@ -13,12 +13,14 @@ from typing import Annotated
 import typer
 
 from .errors import InputError
+from .flip_commands import flip_app
 
 _UsageError = typer.BadParameter.__mro__[2]  # ClickException, wherever this typer keeps click
 app = typer.Typer(name="decisionheads", help="Which attention heads decide what a language model writes.",
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 labels_app = typer.Typer(name="labels", help="Make label files.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(labels_app)
+app.add_typer(flip_app)
 
 RegionBy = Annotated[str | None, typer.Option(help="what regions are: a column of the labels file, or category, block or chapter of ICD-10-CM")]
 Memory = Annotated[int, typer.Option(help="megabytes for one pack of rows", min=1)]

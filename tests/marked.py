@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from decisionheads import HeadSet, Transcript, tiny
 from decisionheads.run_folder import model_hash
+from decisionheads.transcripts import Span
 
 from .test_corpora import EVENTS, chart_files, codiesp_release, mark, table
 
@@ -31,6 +32,28 @@ def clinic(n: int, seed: int, where: str = "note") -> list[Transcript]:
             blocks, note = {s.of: s for s in t.spans if s.name == "block"}, note._replace(start=0)
             evidence = [blocks[tiny.labels().region(code)]._replace(name="evidence", of=code) for code in t.labels]
         found.append(replace(t, spans=(*(s for s in t.spans if s.name != "note"), note, *evidence)))
+    return found
+
+
+def flippable(n: int, seed: int) -> list[Transcript]:
+    """Texts of the clinic whose evidence can be edited: the words of each finding in the note.
+
+    `near-miss evidence` of a code is the entry of another label of its region in the list: the words that would lead there.
+    """
+    found = []
+    for i, drawn in enumerate(tiny.draw(n, seed)):
+        t = tiny.transcript(f"clinic-{i:03d}", drawn)
+        spans = [s for s in t.spans if s.name in ("block", "note")]
+        for f in drawn.findings:
+            line = next(s for s in t.spans if s.name == "mention" and s.of == f.right.label and s.end <= len(t.prompt))
+            words = " ".join((f.concept, *f.qualifiers))
+            start = t.prompt.index(words, line.start)
+            spans.append(Span("evidence", start, start + len(words), f.right.label))
+            block = next(b for b in drawn.blocks if b[0].region == f.right.region)
+            other = next(e for e in block if e.label != f.right.label)
+            at = t.prompt.index(f"{other.concept} {other.qualifier} {other.label}")
+            spans.append(Span("near-miss evidence", at, at + len(f"{other.concept} {other.qualifier}"), f.right.label))
+        found.append(replace(t, spans=tuple(spans)))
     return found
 
 

@@ -40,7 +40,7 @@ FLOORS = [
     ["alignment", "flip_edits"],
     ["evidence_texts", "flip_statistics"],
     ["evidence"],
-    ["evidence_arms"],
+    ["evidence_arms", "flip"],
     ["comparison"],
     ["plots"],
     ["standing_plots", "distillation"],
@@ -48,6 +48,9 @@ FLOORS = [
     ["workflow"],
     ["distilling"],
     ["evidence_work"],
+    ["evidence_work", "flip_plan"],
+    ["flip_work"],
+    ["flip_commands"],
     ["cli"],
     ["__main__"],
 ]
