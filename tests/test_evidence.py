@@ -230,6 +230,23 @@ def test_blocking_takes_the_evidence_away_and_nothing_else(llama):
     assert found.margin[0] == pytest.approx(clean, abs=1e-4) and found.lost[0] == pytest.approx(clean - cut, abs=1e-4) and found.lost[0] > 1 > abs(found.lost_control[0])
 
 
+def test_sinks_within_the_note_are_left_out_before_renormalising(llama):
+    """Against measures of plain pooled rows: line breaks and words that begin a line are called sinks, in the note as elsewhere."""
+    t, heads = clinic(1, seed=12)[0], HeadSet(["L1H3", "L1H1"])
+    encoded = encode(t, llama.tokenizer)
+    sinks = frozenset(llama.tokenizer("\n- had", add_special_tokens=False)["input_ids"])
+    (unit, *_), _ = units_of(EvidenceText(t), tiny.labels(), llama.tokenizer, encoded, (4,), "region")
+    found = align(llama, EvidenceText(t), encoded, [unit], Arm("a", {"region": heads}, Sinks(sinks)), llama.prefixes, sets=2)
+    reading = llama.read(t, [unit.event])
+    row = pooled_rows(llama.hooked, reading.prefix, [unit.event.position], [heads])[0, 0]
+    inside = lambda spans: np.isin(np.arange(len(row)), [i for s in spans for i in encoded.tokens_in(s.start, s.end)])  # noqa: E731
+    note = inside([s for s in t.spans if s.name == "note"]) & ~np.isin(encoded.ids[:len(row)], sorted(sinks))
+    marked = {code: inside([s for s in t.spans if s.name == "evidence" and s.of == code]) for code in t.labels}
+    expected = measures(row, note, marked[unit.code], [k for code, k in marked.items() if code != unit.code])
+    assert found.own[0] == pytest.approx(expected, abs=1e-5) and found.on_note[0] == pytest.approx(row[note].sum(), abs=1e-6)
+    assert not np.allclose(found.own[0], align(llama, EvidenceText(t), encoded, [unit], Arm("a", {"region": heads}, Sinks(frozenset())), llama.prefixes, sets=2).own[0], atol=1e-3)
+
+
 # -- texts, truncation and what is left out ------------------------------------------------------------
 
 CODES = ["E11.9", "I50.1", "I50.9", "J44.9"]

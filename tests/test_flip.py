@@ -110,7 +110,7 @@ def test_controls_are_as_long_and_touch_nothing_of_the_own(case, affirmed):
     for a, b in (p for places in others.values() for p in places):
         evidence[a:b] = True
     for i, (a, b) in enumerate(windows):
-        assert a in starts and 0 <= a and b <= len(text) and evidence[a:b].mean() >= 0.5
+        assert a in starts and a >= 0 and b <= len(text) and evidence[a:b].mean() >= 0.5
         assert all(b <= x or y <= a for x, y in [*own, *windows[:i]])
         assert text[:a].endswith(w.affirmed) == text[:own[i][0]].endswith(w.affirmed)
     for route in ROUTES:  # the same edit: as much goes, as much comes
