@@ -299,7 +299,7 @@ def prepare_notes(
 @app.command()
 def evidence(
     model: Annotated[list[str], typer.Option(help="model of an arm; again for more, the first is the reference")],
-    run: Annotated[list[Path], typer.Option(help="its run folder, which names its decision heads; one for each model")],
+    run: Annotated[list[Path], typer.Option("--run", "--run-folder", help="its run folder, which names its decision heads; one for each model")],
     spans: Annotated[list[Path], typer.Option(help="JSONL of notes (prepare writes them) or transcripts, with evidence spans; again for more corpora")],
     labels: Annotated[Path, typer.Option(help="CSV or JSONL: label, description, region")],
     out: Annotated[Path, typer.Option(help="folder, new or to be continued")],

@@ -347,7 +347,7 @@ def files(tmp_path_factory, demo):
 
 
 def test_the_command_on_a_discovered_run(files, demo, tmp_path, capsys):
-    command = ["--model", tiny.path("llama"), "--run", demo, "--spans", files / "near.jsonl", "--spans", files / "far.jsonl", "--in-domain", files / "near.jsonl", "--labels", demo / "labels.csv",
+    command = ["--model", tiny.path("llama"), "--run-folder", demo, "--spans", files / "near.jsonl", "--spans", files / "far.jsonl", "--in-domain", files / "near.jsonl", "--labels", demo / "labels.csv",
                "--out", tmp_path / "out", "--kind", "region", "--random-sets", 5]
     assert evidence(*command) == 0
     said = capsys.readouterr().out
