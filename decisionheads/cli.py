@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from .errors import InputError
-from .flip_commands import flip_app
+from .flip.commands import flip_app
 
 _UsageError = typer.BadParameter.__mro__[2]  # ClickException, wherever this typer keeps click
 app = typer.Typer(name="decisionheads", help="Which attention heads decide what a language model writes.",
@@ -237,7 +237,7 @@ def distill(
     from .distillation.arms import Training
     from .distillation.campaign import Plan
     from .distillation.evaluation import Judging
-    from .distilling import distill_files
+    from .distillation.work import distill_files
 
     judging = Judging(size=k, curve=max(16, 2 * k), write=write_, mark=mark.replace("\\n", "\n"), longest=longest, minimum=minimum, caliper=caliper)
     training = Training(steps, batch, accumulate, rate, lam=lam, lora=lora, precision=precision)
@@ -269,7 +269,7 @@ def evaluate(
 ) -> None:
     """Judge one student: the heads that decide in it, what the best few recover, and how well it does the task."""
     from .distillation.evaluation import Judging
-    from .distilling import evaluate_files, judged
+    from .distillation.work import evaluate_files, judged
     from .workflow import kinds_of
 
     judging = Judging(kinds_of(kind)[0], k, max(16, 2 * k), write_, mark.replace("\\n", "\n"), longest, seed=seed, caliper=caliper, minimum=minimum)
@@ -316,7 +316,7 @@ def evidence(
     memory: Memory = 512,
 ) -> None:
     """Hold what decision heads read against what humans marked as evidence."""
-    from .evidence_work import Options, evidence_files, show_evidence
+    from .evidence.work import Options, evidence_files, show_evidence
 
     state = evidence_files(model, run, spans, labels, out, Options(kind, heads_from, top, random_sets, seed=seed), in_domain=in_domain or (), like=like, regions=region_by, dtype=dtype,
                            device=device, memory=memory * 2**20)

@@ -10,17 +10,14 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from decisionheads import DecisionModel, HeadSet, InputError, save_transcripts, tiny
 from decisionheads.cli import main
+from decisionheads.distillation.arms import Training
 from decisionheads.distillation.campaign import Campaign, Plan, check_apart, held, tables_of, teacher_heads
 from decisionheads.distillation.evaluation import Judging, decisions, evaluate, nested, sure_of
-from decisionheads.distillation.arms import Training
 from decisionheads.distillation.pool import _band, choose_pool
-from decisionheads.discovery import discover
 from decisionheads.head_sets import cases_of, set_margins
-from decisionheads.ablation import reference_means
 from decisionheads.necessity import LEAST
 
 from .conftest import shapes_unchecked
@@ -95,7 +92,7 @@ def test_a_student_without_departure_heads_lends_those_of_labels(space):
     student = DecisionModel.from_pretrained(tiny.path("llama-student"))
     teacher = {"label": HeadSet(["L1H2"]), "departure": HeadSet(["L1H7", "L2H1"])}
     with shapes_unchecked():
-        pool = choose_pool(student, clinic(40, 24, "p"), space, teacher, 4, caliper=0.5, minimum=3, draws=199, kinds=("label", "departure"))
+        pool = choose_pool(student, clinic(60, 24, "p"), space, teacher, 4, caliper=0.5, minimum=3, draws=999, kinds=("label", "departure"))
     assert pool.how["label"] == "calibrated" and len(pool.heads["label"])
     assert pool.how["departure"] == "none calibrated: the heads of labels" and pool.heads["departure"] == pool.heads["label"]
     assert 0 in pool.sinks.ids or len(pool.sinks.ids) > 0
@@ -106,7 +103,8 @@ def test_where_nothing_is_calibrated_the_teachers_depth_stands_in():
         kinds: dict = {}
         shape = (8, 4)
 
-    band = _band(HeadSet(["L1H0", "L2H3", "L2H1"]), 4, Nothing, "label")
+    with shapes_unchecked():
+        band = _band(HeadSet(["L1H0", "L2H3", "L2H1"]), 4, Nothing, "label")
     assert len(band) == 3 and all(round(7 / 3) <= h.layer <= round(14 / 3) for h in band)
 
 
@@ -228,25 +226,6 @@ def test_evaluate_judges_one_student_as_a_campaign_does(campaign, files, tmp_pat
     assert {k: mine[k] for k in theirs} == theirs
     assert main(asked) == 0 and main([*asked[:-1], "0.25"]) == 2
     assert "was made otherwise" in capsys.readouterr().err
-
-
-def test_two_processes_train_as_one_with_twice_the_batch(files, tmp_path):
-    """Trainer splits a step over processes; the texts of a step are then the same, and so is the gradient but for rounding."""
-    code = """
-import sys, torch
-torch.set_num_threads(1)
-from pathlib import Path
-from decisionheads import tiny
-from decisionheads.distillation.arms import Training, train_student
-from decisionheads.distillation.pool import Pool
-from decisionheads.distillation.targets import Targets
-out, batch = Path(sys.argv[1]), int(sys.argv[2])
-from decisionheads._processes import working_together
-with working_together("cpu"):
-    train_student(str(tiny.path("llama-student")), out, "mistill", Targets.load(sys.argv[3]), Pool.load(sys.argv[4]), tiny.labels(), Training(steps=2, batch=batch, rate=1e-3), 0)
-"""
-    pytest.skip  # noqa: B018
-    assert code and files
 
 
 def test_tables_hold_what_is_done_and_no_more(campaign):

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decisionheads import DecisionModel, HeadSet, InputError, LabelSpace, save_transcripts, tiny
-from decisionheads.alignment import MEASURES, auroc, by_document, holm, measures, paired, shares, sign_flip
 from decisionheads.branches import Branch
 from decisionheads.cli import main
 from decisionheads.corpora.notes import Note
-from decisionheads.evidence import Arm, Measured, align, conclude, pooled_rows
-from decisionheads.evidence_arms import _ranked
-from decisionheads.evidence_texts import EvidenceText, cut_note, gold_answer, texts_of_notes, texts_of_transcripts, units_of
+from decisionheads.evidence.alignment import MEASURES, auroc, by_document, holm, measures, paired, shares, sign_flip
+from decisionheads.evidence.arms import _ranked
+from decisionheads.evidence.reading import Arm, Measured, align, conclude, pooled_rows
+from decisionheads.evidence.texts import EvidenceText, cut_note, gold_answer, texts_of_notes, texts_of_transcripts, units_of
 from decisionheads.generation import Generating
 from decisionheads.interventions import BlockReads
 from decisionheads.prompts import Layout

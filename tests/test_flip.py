@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from decisionheads import DecisionModel, InputError, LabelSpace, save_transcripts, tiny
-from decisionheads.alignment import holm
 from decisionheads.cli import main
 from decisionheads.corpora.notes import Note
-from decisionheads.flip import cases_of, conclude_flips, prompts_of, sources_of
-from decisionheads.flip_edits import ROUTES, Change, Wording, change, controls, edit, evidence_of, merged
-from decisionheads.flip_plan import Planning, load_plan, pilot_variance, plan_digest
-from decisionheads.flip_statistics import NOTHING, blinded_variance, detectable_effect, difference, verdict
+from decisionheads.evidence.alignment import holm
+from decisionheads.flip.edits import ROUTES, Change, Wording, change, controls, edit, evidence_of, merged
+from decisionheads.flip.outcomes import cases_of, conclude_flips, prompts_of, sources_of
+from decisionheads.flip.plan import Planning, load_plan, pilot_variance, plan_digest
+from decisionheads.flip.statistics import NOTHING, blinded_variance, detectable_effect, difference, verdict
 from decisionheads.generation import Generating
 from decisionheads.prompts import Layout
 from decisionheads.transcripts import Span
@@ -319,7 +319,7 @@ def test_planted_flips_are_found(run):
 
 
 def test_arms_that_do_not_differ_read_so(run, capsys):
-    from decisionheads.flip_work import show_flip
+    from decisionheads.flip.work import show_flip
 
     said = show_flip(run)
     between = pd.read_csv(run / "flip.csv").query("against == 'llama'")
@@ -328,7 +328,7 @@ def test_arms_that_do_not_differ_read_so(run, capsys):
 
 
 def test_a_run_that_was_killed_goes_on_and_a_finished_one_reprints(clinic, run, tmp_path, capsys, monkeypatch):
-    from decisionheads import flip_work
+    from decisionheads.flip import work as flip_work
 
     real, calls = flip_work.generate, []
 

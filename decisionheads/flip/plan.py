@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from .corpora.notes import EVIDENCE
-from .errors import InputError
-from .evidence_arms import Corpus, arm_names, corpora_of, generating_like
-from .flip import Case, Source, cases_of, prompts_of, sources_of
-from .flip_edits import COVER, ROUTES, Route, Wording
-from .flip_statistics import blinded_variance, detectable_effect
-from .generation import Generating
-from .labels import LabelSpace
-from .model import DecisionModel
-from .prompts import Layout, Prompt
-from .run_folder import digest, hash_files, model_hash, read_json, read_table, versions, write
-from .workflow import load_space
+from ..corpora.notes import EVIDENCE
+from ..errors import InputError
+from ..evidence.arms import Corpus, arm_names, corpora_of, generating_like
+from ..generation import Generating
+from ..labels import LabelSpace
+from ..model import DecisionModel
+from ..prompts import Layout, Prompt
+from ..run_folder import digest, hash_files, model_hash, read_json, read_table, versions, write
+from ..workflow import load_space
+from .edits import COVER, ROUTES, Route, Wording
+from .outcomes import Case, Source, cases_of, prompts_of, sources_of
+from .statistics import blinded_variance, detectable_effect
 
 STOP = "every planned text is run once; nothing is looked at before all are done, and none is added afterwards"
 INCLUSION = "codes of the label file, gold where a text says which are, whose evidence lies in the note, has a control window of equal length, and which every arm gives unedited"

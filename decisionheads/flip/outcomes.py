@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .alignment import holm
-from .corpora.notes import Note
-from .errors import InputError
-from .events import find_closers, find_events
-from .evidence_texts import decision
-from .flip_edits import Change, Place, Route, Wording, change, controls, edit, evidence_of
-from .flip_statistics import blinded_variance, detectable_effect, difference, verdict
-from .generation import Generating, make_prompts
-from .labels import LabelSpace
-from .prompts import Prompt
-from .task_score import parse_answer
-from .transcripts import Span, Transcript, encode
-from .writing import Answering
+from ..corpora.notes import Note
+from ..errors import InputError
+from ..events import find_closers, find_events
+from ..evidence.alignment import holm
+from ..evidence.texts import decision
+from ..generation import Generating, make_prompts
+from ..labels import LabelSpace
+from ..prompts import Prompt
+from ..task_score import parse_answer
+from ..transcripts import Span, Transcript, encode
+from ..writing import Answering
+from .edits import Change, Place, Route, Wording, change, controls, edit, evidence_of
+from .statistics import blinded_variance, detectable_effect, difference, verdict
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from .model import DecisionModel
+    from ..model import DecisionModel
 
 NEAR_MISS = "near-miss evidence"  # a span that a transcript brings for a code: the text that a swap puts in the place of its evidence
 SIDES = ("own", "control")

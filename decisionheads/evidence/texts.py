@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .corpora.notes import EVIDENCE, Note
-from .errors import InputError
-from .events import DecisionEvent, Kind, find_events
-from .generation import Generating
-from .labels import LabelSpace
-from .prompts import Prompter
-from .transcripts import Encoded, Transcript, encode
+from ..corpora.notes import EVIDENCE, Note
+from ..errors import InputError
+from ..events import DecisionEvent, Kind, find_events
+from ..generation import Generating
+from ..labels import LabelSpace
+from ..prompts import Prompter
+from ..transcripts import Encoded, Transcript, encode
 
 Asked = Literal["first", "region", "label", "departure"]
 TRUNCATED, NO_CODE, OUTSIDE, NOT_WRITTEN = "truncated", "evidence of no code", "evidence outside the note", "not in the answer"

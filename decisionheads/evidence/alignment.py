@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from .calibration import bootstrap_interval
+from ..calibration import bootstrap_interval
 
 Array = np.ndarray
 MEASURES = ("mass", "lift", "specificity", "auroc", "iou")
@@ -158,7 +158,7 @@ def paired(values: Float[Array, " unit"], others: Float[Array, " unit"], documen
 
 def holm(p_values: Sequence[float] | Float[Array, " test"]) -> Float[Array, " test"]:
     """Holm's correction over the tests that were done; NaN stays NaN and counts for nothing."""
-    from .calibration import adjusted
+    from ..calibration import adjusted
 
     p = np.asarray(p_values, np.float64)
     found = np.full(len(p), np.nan)

@@ -20,19 +20,19 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ._processes import agreed, first, spread, working_together
-from .errors import ExactnessError, InputError
-from .events import find_closers
-from .evidence import RANDOM, Aligned, Arm, Evidence, Measured, align, conclude
-from .evidence_arms import Corpus, arms_of, corpora_of, generating_like
-from .evidence_texts import Asked, EvidenceText, Unit, texts_of_notes, texts_of_transcripts, units_of
-from .generation import Generating
-from .labels import LabelSpace
-from .model import DecisionModel
-from .prefixes import Prefixes
-from .run_folder import RunFolder, hash_files, model_hash, read_json, read_table, versions, write
-from .transcripts import Encoded, encode, prompt_ids
-from .workflow import check_device, load_space, own_device
+from .._processes import agreed, first, spread, working_together
+from ..errors import ExactnessError, InputError
+from ..events import find_closers
+from ..generation import Generating
+from ..labels import LabelSpace
+from ..model import DecisionModel
+from ..prefixes import Prefixes
+from ..run_folder import RunFolder, hash_files, model_hash, read_json, read_table, versions, write
+from ..transcripts import Encoded, encode, prompt_ids
+from ..workflow import check_device, load_space, own_device
+from .arms import Corpus, arms_of, corpora_of, generating_like
+from .reading import RANDOM, Aligned, Arm, Evidence, Measured, align, conclude
+from .texts import Asked, EvidenceText, Unit, texts_of_notes, texts_of_transcripts, units_of
 
 TABLES = ("evidence", "comparisons", "blocking", "left_out")
 ALPHA = 0.05

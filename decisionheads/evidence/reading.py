@@ -18,27 +18,27 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ._cache import Prefix
-from ._rows import Engine
-from .ablation import check_events, event_margin
+from .._cache import Prefix
+from .._rows import Engine
+from ..ablation import check_events, event_margin
+from ..branches import MEMORY, Branch, branch_logits, plan_packs, run_pack
+from ..corpora.notes import EVIDENCE
+from ..events import Kind
+from ..heads import HeadSet
+from ..interventions import BlockReads
+from ..knock_in import random_heads
+from ..model import Reading
+from ..reads import Span
+from ..spans import Sinks, as_keys, windows
+from ..transcripts import Encoded
 from .alignment import MEASURES, holm, measures, paired
-from .branches import MEMORY, Branch, branch_logits, plan_packs, run_pack
-from .corpora.notes import EVIDENCE
-from .events import Kind
-from .evidence_texts import TRUNCATED, EvidenceText, Unit
-from .heads import HeadSet
-from .interventions import BlockReads
-from .knock_in import random_heads
-from .model import Reading
-from .reads import Span
-from .spans import Sinks, as_keys, windows
-from .transcripts import Encoded
+from .texts import TRUNCATED, EvidenceText, Unit
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from .model import DecisionModel
-    from .prefixes import Prefixes
+    from ..model import DecisionModel
+    from ..prefixes import Prefixes
 
 Array = np.ndarray
 RANDOM = 20  # sets of random heads that a baseline is the mean of

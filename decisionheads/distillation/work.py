@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ._processes import agreed, first, working_together
-from .distillation.campaign import Campaign, Plan, tables_of
-from .distillation.evaluation import Judging, evaluate
-from .distillation.figures import students_figure
-from .distillation.matched import Written, at_matched_precision
-from .distillation.verdicts import compare_arms
-from .errors import InputError
-from .model import DecisionModel
-from .run_folder import hash_files, model_hash, read_json, versions, write
-from .transcripts import Transcript, load_transcripts
-from .workflow import check_device, check_usable, load_space, own_device
+from .._processes import agreed, first, working_together
+from ..errors import InputError
+from ..model import DecisionModel
+from ..run_folder import hash_files, model_hash, read_json, versions, write
+from ..transcripts import Transcript, load_transcripts
+from ..workflow import check_device, check_usable, load_space, own_device
+from .campaign import Campaign, Plan, tables_of
+from .evaluation import Judging, evaluate
+from .figures import students_figure
+from .matched import Written, at_matched_precision
+from .verdicts import compare_arms
 
 BOUNDS = {"departures_right": 0.05, "micro_f1": 0.02}  # differences under these do not matter
 

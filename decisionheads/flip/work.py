@@ -17,19 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from ._processes import agreed, first, working_together
-from .corpora.notes import Note
-from .errors import InputError
-from .evidence_arms import corpora_of
-from .flip import Case, Flip, conclude_flips, given, live_flips
-from .flip_plan import Planned, generating_of, load_plan, plan_corpora, planning_of
-from .generation import Generating, Parts, generate
-from .labels import LabelSpace
-from .model import DecisionModel
-from .prompts import Prompt
-from .run_folder import RunFolder, read_json, read_table, versions, write
-from .transcripts import Transcript
-from .workflow import check_device, load_space, own_device
+from .._processes import agreed, first, working_together
+from ..corpora.notes import Note
+from ..errors import InputError
+from ..evidence.arms import corpora_of
+from ..generation import Generating, Parts, generate
+from ..labels import LabelSpace
+from ..model import DecisionModel
+from ..prompts import Prompt
+from ..run_folder import RunFolder, read_json, read_table, versions, write
+from ..transcripts import Transcript
+from ..workflow import check_device, load_space, own_device
+from .outcomes import Case, Flip, conclude_flips, given, live_flips
+from .plan import Planned, generating_of, load_plan, plan_corpora, planning_of
 
 OUTCOMES = {"absent": "the code is gone from what is written", "live": "another live token is the best"}
 

@@ -36,9 +36,9 @@ def flip_register(
     region_by: Annotated[str | None, typer.Option(help="what regions are: a column of the labels file, or category, block or chapter of ICD-10-CM")] = None,
 ) -> None:
     """Write down what will be run, with a time and a hash, before anything is."""
-    from .flip_edits import Wording
-    from .flip_plan import STOP, Planning, register
-    from .flip_work import show_plan
+    from .edits import Wording
+    from .plan import STOP, Planning, register
+    from .work import show_plan
 
     planning = Planning(tuple(r.strip() for r in routes.split(",") if r.strip()), n, shortest, smallest, variance, alpha, power, seed, stop or STOP, Wording(filler, negation, affirmed))  # type: ignore[arg-type]
     plan = register(model, spans, labels, out, planning, in_domain=in_domain or (), like=like, cue=None if cue is None else cue.replace("\\n", "\n"), longest=longest, pilot=pilot, regions=region_by)
@@ -54,7 +54,7 @@ def flip_run(
     device: Annotated[str | None, typer.Option(help="torch device")] = None,
 ) -> None:
     """Run a registered plan; one that was changed is refused."""
-    from .flip_work import run_plan, show_flip
+    from .work import run_plan, show_flip
 
     if run_plan(plan, out, together=batch, dtype=dtype, device=device) is not None:
         typer.echo(show_flip(out))

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Float, Int
 
-from .alignment import DRAWS, Paired, by_document, paired
+from ..evidence.alignment import DRAWS, Paired, by_document, paired
 
 Array = np.ndarray
 NOTHING = "no improvement detected"

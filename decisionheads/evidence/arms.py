@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .corpora.notes import EVIDENCE, Note, load_notes
-from .errors import InputError
-from .events import KINDS, Kind
-from .evidence import Arm
-from .evidence_texts import Asked
-from .generation import Generating, beside
-from .heads import Head, HeadSet
-from .labels import read_jsonl
-from .prompts import Layout
-from .run_folder import model_hash, open_run, read_json, read_table
-from .spans import Sinks
-from .transcripts import Transcript, load_transcripts
+from ..corpora.notes import EVIDENCE, Note, load_notes
+from ..errors import InputError
+from ..events import KINDS, Kind
+from ..generation import Generating, beside
+from ..heads import Head, HeadSet
+from ..labels import read_jsonl
+from ..prompts import Layout
+from ..run_folder import model_hash, open_run, read_json, read_table
+from ..spans import Sinks
+from ..transcripts import Transcript, load_transcripts
+from .reading import Arm
+from .texts import Asked
 
 
 @dataclass(frozen=True)

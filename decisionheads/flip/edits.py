@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from .corpora.notes import EVIDENCE
-from .errors import InputError
-from .transcripts import Span
+from ..corpora.notes import EVIDENCE
+from ..errors import InputError
+from ..transcripts import Span
 
 Route = Literal["delete", "mask", "negate", "swap"]
 ROUTES: tuple[Route, ...] = ("delete", "mask", "negate", "swap")
