@@ -17,6 +17,7 @@ from decisionheads.distillation.arms import Training
 from decisionheads.distillation.campaign import Campaign, Plan, check_apart, held, tables_of, teacher_heads
 from decisionheads.distillation.evaluation import Judging, decisions, evaluate, nested, sure_of
 from decisionheads.distillation.pool import _band, choose_pool
+from decisionheads.distillation.targets import teacher_targets
 from decisionheads.head_sets import cases_of, set_margins
 from decisionheads.necessity import LEAST
 
@@ -139,6 +140,7 @@ def test_one_command_makes_a_row_for_each_student_arm_and_seed(campaign, capsys)
     assert sorted(zip(table.student, table.arm, table.seed, strict=True)) == sorted((s, a, n) for s in ("llama-student", "gpt2-student") for a, n in (("teacher", -1), ("untrained", -1), ("cot", 0), ("mistill", 0)))
     trained = table[table.seed >= 0]
     assert (trained.steps == 2).all() and (trained.k == 2).all() and (trained.dropped == 0).all() and (trained.events > 100).all()
+    assert table[table.arm != "teacher"].held_out_distance.between(0.001, 10).all() and table[table.arm != "teacher"].near_miss_share.between(0, 1).all()
     assert trained[trained.arm == "mistill"].distance.notna().all() and trained[trained.arm == "cot"].distance.isna().all()
     html = (campaign / "mistill.html").read_text()
     assert "no claim" in html.lower() and "plotly" in html
@@ -149,6 +151,22 @@ def test_one_command_makes_a_row_for_each_student_arm_and_seed(campaign, capsys)
     texts = pd.read_csv(campaign / "texts.csv")
     assert {tuple(mine.text) for _, mine in texts.groupby(["student", "arm", "seed"])} == {tuple(texts[(texts.arm == "teacher") & (texts.student == "llama-student")].text)}
     assert not any("fever" in path.read_text() for path in campaign.glob("*.csv"))
+
+
+def test_what_a_pool_reads_on_held_out_texts_is_the_distance_it_is_trained_on(campaign, space):
+    from decisionheads.distillation.manipulation import held_out_distance
+    from decisionheads.distillation.pool import Pool
+    from decisionheads.distillation.targets import Targets
+
+    heads = HeadSet(["L1H7"]), HeadSet(["L1H4"])
+    targets = Targets.load(campaign / "held_out_targets.jsonl")
+    own = Pool({"departure": heads[0], "region": heads[1]}, {}, Pool.load(campaign / "llama-student" / "pool.json").sinks, (4, 8))
+    teacher = DecisionModel.from_pretrained(tiny.path("llama"))
+    again = teacher_targets(teacher, targets.transcripts, space, own.heads, own.sinks)
+    same = held_out_distance(str(tiny.path("llama")), own, again, space)
+    assert max(found["distance"] for found in same.values()) < 1e-5 and same["departure"]["shares"]["near-miss"] > 0.8
+    other = held_out_distance(str(tiny.path("llama-student")), own, again, space)
+    assert other["departure"]["distance"] > 0.3 and other["departure"]["decisions"] == sum(t.kind == "departure" for mine in again.of.values() for t in mine)
 
 
 def test_arms_of_a_seed_start_alike_and_see_the_same_texts_in_the_same_order(campaign):

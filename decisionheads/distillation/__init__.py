@@ -8,5 +8,8 @@
     trainer     `transformers.Trainer` with one more term
     arms        one training: a student, an arm, a seed
     evaluation  discovery on a trained student, blind to its arm; recovery, margins, task score
+    manipulation  did training move what the pool reads
+    matched, verdicts, figures   what may be said of arms, from tables alone
     campaign    all students, arms and seeds, resumable, and what comes of them
+    work        from files to a campaign's folder
 """

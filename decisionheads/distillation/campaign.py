@@ -1,9 +1,9 @@
 """A whole distillation: every student in every arm with every seed, resumable, and the tables that come of it.
 
     run.json        what it was made from
-    targets.jsonl   the teacher's transcripts with what its heads read
+    targets.jsonl   the teacher's transcripts with what its heads read; held_out_targets.jsonl
     STUDENT/pool.json, untrained.json          the heads that are supervised; the student before training
-    STUDENT/ARM-SEED/model, training.json, result.json
+    STUDENT/ARM-SEED/model, training.json, result.json, reads.json    the student; how it was trained and judged; what its pool reads now
     mistill.csv     a row for each student, arm and seed
     curves.csv, texts.csv, emitted.csv, gold.csv   recovery by set size; per held-out text; every code that was written
 
@@ -34,6 +34,7 @@ from ..spans import Sinks
 from ..transcripts import Transcript
 from .arms import ARMS, MORE_ARMS, Training, train_student
 from .evaluation import Judging, evaluate
+from .manipulation import held_out_distance
 from .pool import Pool, choose_pool
 from .targets import Targets, teacher_targets
 
@@ -119,13 +120,13 @@ class Campaign:
         self.out, self.teacher, self.training, self.held_out, self.students, self.labels, self.plan = out, teacher, training, held_out, dict(students), labels, plan
         self.memory, self.progress = memory, progress
 
-    def targets(self) -> Targets:
-        """What the teacher read, made once."""
-        path = self.out / "targets.jsonl"
+    def targets(self, held_out: bool = False) -> Targets:
+        """What the teacher read on the training texts, or on the held-out ones; made once."""
+        path, texts = self.out / ("held_out_targets.jsonl" if held_out else "targets.jsonl"), self.held_out if held_out else self.training
         if agreed(not path.is_file()):
-            found = teacher_targets(DecisionModel.from_pretrained(self.teacher), self.training, self.labels, self.heads, self.sinks, memory=self.memory, progress=self.progress)
+            found = teacher_targets(DecisionModel.from_pretrained(self.teacher), texts, self.labels, self.heads, self.sinks, memory=self.memory, progress=self.progress)
             if first():
-                beside = self.out / ".targets.jsonl"
+                beside = path.with_name(f".{path.name}")
                 found.save(beside)
                 beside.replace(path)
             agreed(None)
@@ -155,6 +156,14 @@ class Campaign:
             return found
         return read_json(path)
 
+    def moved(self, path: Path, name: str, model: str) -> None:
+        """How far the pool's reads are from the teacher's on held-out texts, kept in `path`."""
+        if agreed(not path.is_file()):
+            found = held_out_distance(model, self.pool(name), self.targets(held_out=True), self.labels)
+            if first():
+                write(path, json.dumps(found, indent=1) + "\n")
+            agreed(None)
+
     def runs(self) -> list[tuple[str, str, int]]:
         """Every student, arm and seed; seeds outermost, so that what is there first is one of each."""
         return [(student, arm, seed) for seed in range(self.plan.seeds) for student in self.students for arm in self.plan.arms]
@@ -167,24 +176,27 @@ class Campaign:
                 write(self.out / "run.json", json.dumps({"inputs": self.inputs, "finished": False, "versions": versions()}, indent=1) + "\n")
         with held(self.out / ".targets.lock", wait=True):
             targets = self.targets()
+            self.targets(held_out=True)
         for name in self.students:
             with held(self.out / f".{name}.lock", wait=True):
                 self.pool(name)
                 self.judged(self.out / name / "untrained.json", self.students[name])
+                self.moved(self.out / name / "untrained-reads.json", name, self.students[name])
         with held(self.out / ".teacher.lock", wait=True):
             self.judged(self.out / "teacher.json", self.teacher)
         for student, arm, seed in self.runs():
             folder = self.out / student / f"{arm}-{seed}"
-            if agreed((folder / "result.json").is_file()):
+            if agreed((folder / "reads.json").is_file()):
                 continue
             with held(self.out / student / f".{arm}-{seed}.lock") as mine:
-                if not agreed(mine) or agreed((folder / "result.json").is_file()):
+                if not agreed(mine) or agreed((folder / "reads.json").is_file()):
                     continue
                 say(f"{student}, {arm}, seed {seed}")
                 folder.mkdir(parents=True, exist_ok=True)
                 train_student(self.students[student], folder, arm, targets, self.pool(student), self.labels, self.plan.training, seed, progress=self.progress)
                 self.judged(folder / "result.json", str(folder / "model"))
-        return all((self.out / student / f"{arm}-{seed}" / "result.json").is_file() for student, arm, seed in self.runs())
+                self.moved(folder / "reads.json", student, str(folder / "model"))
+        return all((self.out / student / f"{arm}-{seed}" / "reads.json").is_file() for student, arm, seed in self.runs())
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """The tables of all runs that are done; reference rows are called `teacher` and `untrained`, with seed -1."""
@@ -201,11 +213,13 @@ def tables_of(out: Path, students: Sequence[str], runs: Sequence[tuple[str, str,
         found, trained = read_json(path), read_json(training) if training is not None else {}
         where, pool = {"student": student, "arm": arm, "seed": seed}, Pool.load(out / student / "pool.json")
         task, log = found.get("task") or {}, trained.get("log") or [{}]
-        mine = HeadSet(found["set"])
+        mine, near = HeadSet(found["set"]), path.with_name("untrained-reads.json" if arm == "untrained" else "reads.json")
+        reads = read_json(near) if arm != "teacher" and near.is_file() else {}
         rows.append({**where, "k": len(mine), **{c: found[c] for c in ("recovery", "recovery_low", "recovery_high", "random_recovery", "m", "m0", "m_alone", "kept_alone", "chance", "undefined_texts", "decisions")},
                      "departures_right": found["right"], "set": " ".join(found["set"]), "overlap": len(mine & pool.heads.get("departure", HeadSet())) if arm != "teacher" else np.nan, "calibrated": len(found["heads"].get("departure", ())),
                      "micro_f1": task.get("micro_f1"), "macro_f1": task.get("macro_f1"), "precision": task.get("precision"), "recall": task.get("recall"), "steps": trained.get("steps", 0),
-                     "loss": log[-1].get("loss"), "distance": log[-1].get("distance"), "events": trained.get("events"), "dropped": sum((trained.get("lost") or {}).values())})
+                     "loss": log[-1].get("loss"), "distance": log[-1].get("distance"), "held_out_distance": reads.get("departure", {}).get("distance"),
+                     "near_miss_share": reads.get("departure", {}).get("shares", {}).get("near-miss"), "events": trained.get("events"), "dropped": sum((trained.get("lost") or {}).values())})
         curves += [{**where, **point} for point in found["curve"]]
         texts += [{**where, **text} for text in found["texts"]]
         emitted += [{**where, **code, "part": task["part"][code["text"]]} for code in found["emitted"]]
