@@ -121,7 +121,7 @@ def conclude(out: Path, students: Sequence[str], runs: Sequence[tuple[str, str, 
             lines.append(f"  {r.arm:12} {r.seed if r.seed >= 0 else '-':>4}  {shown(r.recovery, '8.2f'):>9}   {r.m:+6.2f} ({r.m0:+.2f}, {r.m_alone:+.2f}){'':9}{r.departures_right:5.0%}  {shown(r.micro_f1, '5.2f'):>5}   {shown(r.overlap, '.0f')}")
     lines += ["", "recovery: what the best k heads alone keep of the margin that attention carries. Undefined where it carries under .5 logits."]
     if "cot" in arms and len(arms) > 1:
-        given = texts.rename(columns={"alone": "numerator", "carried": "denominator"})
+        given = texts.rename(columns={"alone": "numerator", "carried": "denominator"}).groupby(["student", "arm", "seed", "text", "group"], as_index=False)[["numerator", "denominator"]].sum()
         for measure in ("recovery", "departures_right", "micro_f1"):
             if table[measure].notna().any():
                 found = compare_arms(table, measure, arms=[a for a in arms if a != "cot"], bound=bounds.get(measure), texts=given if measure == "recovery" else None)
