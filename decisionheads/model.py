@@ -118,7 +118,7 @@ class DecisionModel:
             raise InputError(f"unknown dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         where, extra = _locate(name_or_path)
-        with _quiet():
+        with quiet():
             tokenizer = tokenizer if tokenizer is not None else cls.load_tokenizer(name_or_path)
             try:
                 model = AutoModelForCausalLM.from_pretrained(where, dtype=DTYPES[dtype], **extra)
@@ -141,7 +141,7 @@ class DecisionModel:
         from transformers import AutoTokenizer
 
         where, extra = _locate(name_or_path)
-        with _quiet():
+        with quiet():
             try:
                 return AutoTokenizer.from_pretrained(where, **extra)
             except Exception as error:
@@ -153,7 +153,7 @@ class DecisionModel:
         from transformers import AutoConfig
 
         where, extra = _locate(name_or_path)
-        with _quiet():
+        with quiet():
             try:
                 config = AutoConfig.from_pretrained(where, **extra)
             except Exception as error:
@@ -200,7 +200,7 @@ class DecisionModel:
     def generate(self, prompt: str, longest: int) -> str:
         """What the model writes after a prompt, greedily, up to its end token (kept) or `longest` tokens."""
         encoded = encode(Transcript("prompt", prompt, "", ""), self.tokenizer)
-        with _quiet():
+        with quiet():
             return self.tokenizer.decode(self.hooked.generate(torch.tensor(encoded.ids, device=self.hooked.device), longest))
 
     # -- verbs: one line each over their modules -----------------------------------------------
@@ -293,8 +293,8 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def _quiet():
-    """Keep library chatter off the terminal while loading; the caller's log level comes back."""
+def quiet():
+    """Keep library chatter off the terminal while models are loaded and saved; the caller's log level comes back."""
     from transformers.utils import logging as hf_logging
 
     level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()

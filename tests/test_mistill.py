@@ -27,6 +27,7 @@ from decisionheads.tiny.clinic import TOKENS
 from decisionheads.transcripts import Transcript, encode
 
 from .conftest import random_hf, save_random, shapes_unchecked
+from .test_processes import launch
 
 NEAR, BLOCK, REST = GROUPS.index("near-miss"), GROUPS.index("own block"), GROUPS.index("rest")
 SINKS = Sinks(frozenset(range(4)))
@@ -428,7 +429,6 @@ class Stop(TrainerCallback):
             control.should_training_stop = True
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft asks for it
 @pytest.mark.parametrize("lora", [0, 2])
 def test_an_interrupted_training_goes_on_to_the_same_weights(targets, pool, space, tmp_path, lora):
     training = Training(steps=6, batch=2, rate=1e-3, save_every=2, lora=lora)
@@ -441,6 +441,32 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(targets, pool, spac
     assert not (tmp_path / "whole" / "checkpoints").exists()
     assert make("whole") == whole  # done: nothing is trained again
     assert DecisionModel.from_pretrained(tmp_path / "whole" / "model").tested.verdict == "exact"
+
+
+SCRIPT = """
+import sys, torch
+from pathlib import Path
+from decisionheads import tiny
+from decisionheads._processes import working_together
+from decisionheads.distillation.arms import Training, train_student
+from decisionheads.distillation.pool import Pool
+from decisionheads.distillation.targets import Targets
+torch.set_num_threads(1)
+folder, out, batch = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+with working_together("cpu"):
+    train_student(str(tiny.path("llama-student")), out, "mistill", Targets.load(folder / "targets.jsonl"), Pool.load(folder / "pool.json"), tiny.labels(), Training(steps=2, batch=batch, rate=1e-3), 0, device="cpu")
+"""
+
+
+def test_two_processes_train_as_one_with_twice_the_batch(targets, pool, tmp_path):
+    targets.save(tmp_path / "targets.jsonl"), pool.save(tmp_path / "pool.json"), (tmp_path / "script.py").write_text(SCRIPT)
+    for name, processes, batch in (("one", 1, 4), ("two", 2, 2)):
+        launch(str(tmp_path / "script.py"), str(tmp_path), str(tmp_path / name), str(batch), processes=processes)
+    one, two = (AutoModelForCausalLM.from_pretrained(tmp_path / name / "model") for name in ("one", "two"))
+    apart = lambda a, b: sum(float((x - b.get_parameter(name)).detach().abs().sum()) for name, x in a.named_parameters())  # noqa: E731
+    assert apart(one, two) < 1e-3 * apart(one, student())
+    logged = [json.loads((tmp_path / name / "training.json").read_text())["log"][0]["distance"] for name in ("one", "two")]
+    assert logged[0] == pytest.approx(logged[1], rel=1e-3)
 
 
 def test_arms_differ_in_what_they_should_and_in_nothing_else(targets, pool):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from .._processes import agreed, first
 from ..errors import InputError
 from ..labels import LabelSpace
-from ..model import DecisionModel
+from ..model import DecisionModel, quiet
 from .pool import Pool
 from .targets import Targets, misdirected, shuffled
 
@@ -72,14 +73,15 @@ def arm_of(name: str, targets: Targets, pool: Pool, training: Training, seed: in
     return targets, pool, 0.0 if name == "cot" else training.lam
 
 
-def train_student(student: str, out: Path, name: str, targets: Targets, pool: Pool, labels: LabelSpace, training: Training, seed: int, *, callbacks=(),
-                  progress: bool = False) -> dict[str, Any]:
+def train_student(student: str, out: Path, name: str, targets: Targets, pool: Pool, labels: LabelSpace, training: Training, seed: int, *, device: str | None = None,
+                  callbacks=(), progress: bool = False) -> dict[str, Any]:
     """Train a student in one arm into `out/model`; goes on from the last checkpoint, and returns at once where it is done.
 
     Args:
         student: folder or hub name of the untrained student.
         out: folder of this run alone.
         name: the arm.
+        device: "cpu" keeps accelerators out of it; Trainer chooses otherwise.
         callbacks: of Trainer.
 
     Returns:
@@ -97,7 +99,8 @@ def train_student(student: str, out: Path, name: str, targets: Targets, pool: Po
     tokenizer = DecisionModel.load_tokenizer(student)
     data, lost = examples(targets, labels, tokenizer, heads, DecisionModel.load_context(student))
     set_seed(seed)
-    model = AutoModelForCausalLM.from_pretrained(student, dtype=torch.float32)
+    with quiet():
+        model = AutoModelForCausalLM.from_pretrained(student, dtype=torch.float32)
     if training.lora:
         model = _with_adapters(model, training.lora)
     batch = training.batch * training.accumulate
@@ -105,7 +108,7 @@ def train_student(student: str, out: Path, name: str, targets: Targets, pool: Po
         output_dir=str(out / "checkpoints"), max_steps=training.steps, per_device_train_batch_size=training.batch, gradient_accumulation_steps=training.accumulate,
         learning_rate=training.rate, warmup_steps=round(training.warmup * training.steps), lr_scheduler_type="linear", weight_decay=training.decay,
         bf16=training.precision == "bf16", fp16=training.precision == "fp16", seed=seed, data_seed=seed, save_steps=training.save_every, save_total_limit=1,
-        logging_steps=min(25, training.steps), report_to="none", remove_unused_columns=False, label_names=["labels"], disable_tqdm=not progress, dataloader_pin_memory=torch.cuda.is_available(), dataloader_drop_last=len(data) >= batch)
+        logging_steps=min(25, training.steps), report_to="none", use_cpu=device == "cpu", remove_unused_columns=False, label_names=["labels"], disable_tqdm=not progress, dataloader_pin_memory=torch.cuda.is_available(), dataloader_drop_last=len(data) >= batch)
     trainer = MistillTrainer(model, arguments, Collator(_pad(tokenizer), all_kinds(heads), training.weights), data, pool=heads.heads, lam=lam, callbacks=list(callbacks))
     if not progress:
         from transformers import PrinterCallback
@@ -143,15 +146,18 @@ def _with_adapters(model, rank: int):
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise InputError('adapters need peft; install it with pip install -c constraints.txt -e ".[train]", or train all weights') from None
-    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # it asks for what transformers has renamed
+        return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"))
 
 
 def _save(model, tokenizer, out: Path, adapters: bool) -> None:
     """The trained student as a folder that anybody can load, whole or not at all."""
     beside = out / ".model"
     shutil.rmtree(beside, ignore_errors=True)
-    (model.merge_and_unload() if adapters else model).save_pretrained(beside)
-    tokenizer.save_pretrained(beside)
+    with quiet():
+        (model.merge_and_unload() if adapters else model).save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
     shutil.rmtree(out / "model", ignore_errors=True)
     os.replace(beside, out / "model")
 

@@ -106,10 +106,11 @@ class Campaign:
         training, held_out: transcripts the teacher wrote; texts it is judged on.
         students: name -> folder or hub name.
         files: what is hashed into the inputs.
+        device: of models; by default an accelerator, where there is one.
     """
 
     def __init__(self, out: Path, teacher: str, run: Path, training: Sequence[Transcript], held_out: Sequence[Transcript], students: Mapping[str, str], labels: LabelSpace,
-                 plan: Plan, files: Sequence[Path], *, memory: int = MEMORY, progress: bool = False):
+                 plan: Plan, files: Sequence[Path], *, device: str | None = None, memory: int = MEMORY, progress: bool = False):
         check_apart(training, held_out)
         self.heads, self.sinks, self.manifest = teacher_heads(run, plan.heads)
         if plan.judging.kind not in self.heads or not len(self.heads[plan.judging.kind]):
@@ -118,13 +119,13 @@ class Campaign:
                                              "plan": {name: value for name, value in asdict(plan).items() if name not in ("arms", "seeds")}}))  # more of these may be asked for later
         RunFolder.check(out, self.inputs)
         self.out, self.teacher, self.training, self.held_out, self.students, self.labels, self.plan = out, teacher, training, held_out, dict(students), labels, plan
-        self.memory, self.progress = memory, progress
+        self.device, self.memory, self.progress = device, memory, progress
 
     def targets(self, held_out: bool = False) -> Targets:
         """What the teacher read on the training texts, or on the held-out ones; made once."""
         path, texts = self.out / ("held_out_targets.jsonl" if held_out else "targets.jsonl"), self.held_out if held_out else self.training
         if agreed(not path.is_file()):
-            found = teacher_targets(DecisionModel.from_pretrained(self.teacher), texts, self.labels, self.heads, self.sinks, memory=self.memory, progress=self.progress)
+            found = teacher_targets(DecisionModel.from_pretrained(self.teacher, device=self.device), texts, self.labels, self.heads, self.sinks, memory=self.memory, progress=self.progress)
             if first():
                 beside = path.with_name(f".{path.name}")
                 found.save(beside)
@@ -137,7 +138,7 @@ class Campaign:
         path, plan = self.out / name / "pool.json", self.plan
         if agreed(not path.is_file()):
             texts = self.training[:plan.pool_texts] if plan.pool_texts else self.training
-            found = choose_pool(DecisionModel.from_pretrained(self.students[name]), texts, self.labels, self.heads, self.manifest["layers"], seed=plan.judging.seed, memory=self.memory,
+            found = choose_pool(DecisionModel.from_pretrained(self.students[name], device=self.device), texts, self.labels, self.heads, self.manifest["layers"], seed=plan.judging.seed, memory=self.memory,
                                 progress=self.progress, caliper=plan.judging.caliper, minimum=plan.judging.minimum, draws=plan.judging.draws)
             if first():
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +149,7 @@ class Campaign:
     def judged(self, path: Path, model: str) -> dict[str, Any]:
         """What was measured of a student, kept in `path`."""
         if agreed(not path.is_file()):
-            found = evaluate(DecisionModel.from_pretrained(model), self.held_out, self.labels, self.plan.judging, memory=self.memory, progress=self.progress)
+            found = evaluate(DecisionModel.from_pretrained(model, device=self.device), self.held_out, self.labels, self.plan.judging, memory=self.memory, progress=self.progress)
             if first():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write(path, json.dumps(found) + "\n")
@@ -193,7 +194,7 @@ class Campaign:
                     continue
                 say(f"{student}, {arm}, seed {seed}")
                 folder.mkdir(parents=True, exist_ok=True)
-                train_student(self.students[student], folder, arm, targets, self.pool(student), self.labels, self.plan.training, seed, progress=self.progress)
+                train_student(self.students[student], folder, arm, targets, self.pool(student), self.labels, self.plan.training, seed, device=self.device, progress=self.progress)
                 self.judged(folder / "result.json", str(folder / "model"))
                 self.moved(folder / "reads.json", student, str(folder / "model"))
         return all((self.out / student / f"{arm}-{seed}" / "reads.json").is_file() for student, arm, seed in self.runs())

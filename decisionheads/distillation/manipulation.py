@@ -17,7 +17,7 @@ from ..errors import InputError
 from ..events import Kind
 from ..heads import HeadSet
 from ..labels import LabelSpace
-from ..model import DecisionModel
+from ..model import DecisionModel, quiet
 from .groups import GROUPS
 from .loss import floored
 from .pool import Pool
@@ -48,7 +48,8 @@ def held_out_distance(student: str, pool: Pool, targets: Targets, labels: LabelS
 
     tokenizer = DecisionModel.load_tokenizer(student)
     data, _ = examples(targets, labels, tokenizer, pool, DecisionModel.load_context(student))
-    model = AutoModelForCausalLM.from_pretrained(student).eval()
+    with quiet():
+        model = AutoModelForCausalLM.from_pretrained(student).eval()
     kinds = all_kinds(pool)
     heads: Mapping[Kind, HeadSet] = {kind: pool.heads[kind] for kind in kinds}
     watched, collate = EventAttention(model, heads), Collator(0, kinds)

@@ -151,7 +151,8 @@ class MistillTrainer(Trainer):
     def log(self, logs: dict[str, float], *options, **more) -> None:
         """Adds `distance`: the mean KL since the last line, in nats."""
         if self.distances and "loss" in logs:
-            logs["distance"] = sum(self.distances) / len(self.distances)
+            own = torch.tensor(self.distances, device=self.args.device).mean()
+            logs["distance"] = float(self.accelerator.gather(own).mean())  # over all processes, which all come by here
             self.distances.clear()
         super().log(logs, *options, **more)
 

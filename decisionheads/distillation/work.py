@@ -50,8 +50,9 @@ def distill_files(teacher: str, run: Path, transcripts: Path, held_out: Path, la
     for student in students:
         DecisionModel.load_tokenizer(student)  # what is missing is missed now
     check_device(device)
-    campaign = Campaign(out, teacher, run, texts, held, dict(zip(names, students, strict=True)), space, plan, [transcripts, held_out, labels], memory=memory, progress=progress and first())
-    with working_together(device):
+    with working_together(device) as number:
+        campaign = Campaign(out, teacher, run, texts, held, dict(zip(names, students, strict=True)), space, plan, [transcripts, held_out, labels], device=device or own_device(number), memory=memory,
+                            progress=progress and first())
         done = campaign.train(say if first() else lambda line: None)
         if not first():
             return None
