@@ -12,18 +12,16 @@ from typing import Annotated
 
 import typer
 
+from ._options import Caliper, Device, Dtype, Memory, Minimum, RegionBy
+from .distillation.commands import distill, evaluate
 from .errors import InputError
+from .evidence.commands import evidence
 from .flip.commands import flip_app
 
 _UsageError = typer.BadParameter.__mro__[2]  # ClickException, wherever this typer keeps click
 app = typer.Typer(name="decisionheads", help="Which attention heads decide what a language model writes.",
                   no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 labels_app = typer.Typer(name="labels", help="Make label files.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(labels_app)
-app.add_typer(flip_app)
-
-RegionBy = Annotated[str | None, typer.Option(help="what regions are: a column of the labels file, or category, block or chapter of ICD-10-CM")]
-Memory = Annotated[int, typer.Option(help="megabytes for one pack of rows", min=1)]
 
 
 @app.command()
@@ -63,8 +61,8 @@ def generate(
     plain: Annotated[bool, typer.Option("--plain", help="no chat template, even if the model has one")] = False,
     limit: Annotated[int, typer.Option(help="only the first so many notes; 0 for all", min=0)] = 0,
     batch: Annotated[int, typer.Option(help="texts that are written side by side", min=1)] = 8,
-    dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16")] = "float32",
-    device: Annotated[str | None, typer.Option(help="torch device")] = None,
+    dtype: Dtype = "float32",
+    device: Device = None,
     as_json: Annotated[bool, typer.Option("--json", help="print what stands beside the transcripts instead of a summary")] = False,
 ) -> None:
     """Let a model reason about notes and pick from all candidates in its prompt."""
@@ -88,8 +86,8 @@ def discover(
     alpha: Annotated[float, typer.Option(help="level of the false discovery rate", min=0.0, max=1.0)] = 0.05,
     seed: Annotated[int, typer.Option(help="seed of splits, donors and permutations", min=0)] = 0,
     draws: Annotated[int, typer.Option(help="permutations", min=99)] = 9_999,
-    caliper: Annotated[float, typer.Option(help="how near null tokens must be, in standard deviations", min=0.01)] = 0.25,
-    minimum: Annotated[int, typer.Option(help="fewest reference events of a kind", min=2)] = 30,
+    caliper: Caliper = 0.25,
+    minimum: Minimum = 30,
     target: Annotated[float, typer.Option(help="joint recovery that a head set must reach", min=0.0, max=1.0)] = 0.8,
     random_sets: Annotated[int, typer.Option(help="random sets that a head set is held against", min=20)] = 1_000,
     held_out: Annotated[int, typer.Option(help="most evaluation transcripts that sets are judged on; 0 for all", min=0)] = 0,
@@ -100,8 +98,8 @@ def discover(
     given: Annotated[bool, typer.Option(help="answers are not the model's own greedy output: keep choices that lost")] = False,
     exclude_emitted: Annotated[bool, typer.Option("--exclude-emitted", help="labels given already are no longer alive: for answers written within the labels")] = False,
     sanity: Annotated[str, typer.Option(help="none, pseudo-events or random-weights: runs that should find nothing")] = "none",
-    dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16")] = "float32",
-    device: Annotated[str | None, typer.Option(help="torch device")] = None,
+    dtype: Dtype = "float32",
+    device: Device = None,
     memory: Memory = 512,
     with_text: Annotated[bool, typer.Option("--with-text", help="let one example with its text into the report")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print summary.json instead of tables")] = False,
@@ -189,8 +187,8 @@ def score(
 @app.command()
 def verify(
     model: Annotated[str, typer.Option(help="model folder, .gguf file or hub name")],
-    dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16")] = "float32",
-    device: Annotated[str | None, typer.Option(help="torch device")] = None,
+    dtype: Dtype = "float32",
+    device: Device = None,
 ) -> None:
     """Test whether a model can be handled exactly, and print what was tried."""
     from ._self_test import self_test
@@ -201,81 +199,6 @@ def verify(
     typer.echo(str(result))
     if result.verdict == "refused":
         raise typer.Exit(2)
-
-
-@app.command()
-def distill(
-    teacher: Annotated[str, typer.Option(help="the model that wrote the transcripts")],
-    run: Annotated[Path, typer.Option(help="run folder of its discovery, whose heads are distilled")],
-    transcripts: Annotated[Path, typer.Option(help="JSONL: what students are trained on")],
-    held_out: Annotated[Path, typer.Option(help="JSONL: what they are judged on; none of the training texts, groups or ids")],
-    labels: Annotated[Path, typer.Option(help="CSV or JSONL: label, description, region")],
-    student: Annotated[list[str], typer.Option(help="untrained student, folder or hub name; may be given several times")],
-    out: Annotated[Path, typer.Option(help="folder, new or to be continued; the same command again, beside this one, takes other runs of it")],
-    arms: Annotated[str, typer.Option(help="with commas; all-heads and wrong-group are there as well")] = "cot,mistill,shuffled,random-pool",
-    seeds: Annotated[int, typer.Option(help="seeds of each arm; 6 or more allow a claim", min=1)] = 3,
-    steps: Annotated[int, typer.Option(help="optimizer steps of a run", min=1)] = 300,
-    batch: Annotated[int, typer.Option(help="texts of a step, in one process", min=1)] = 8,
-    accumulate: Annotated[int, typer.Option(help="batches of a step", min=1)] = 1,
-    rate: Annotated[float, typer.Option(help="highest learning rate")] = 1e-4,
-    lam: Annotated[float, typer.Option("--lambda", help="weight of the distance between attentions")] = 1.0,
-    lora: Annotated[int, typer.Option(help="rank of low-rank adapters; 0 trains all weights", min=0)] = 0,
-    precision: Annotated[str, typer.Option(help="mixed precision: no, bf16 or fp16")] = "no",
-    heads: Annotated[str, typer.Option(help="of the teacher: selected (calibrated ones) or set (its frozen sets)")] = "selected",
-    pool_texts: Annotated[int, typer.Option(help="training texts on which a student's heads are chosen; 0 for all", min=0)] = 400,
-    k: Annotated[int, typer.Option(help="heads of the set whose recovery is compared", min=1)] = 4,
-    write_: Annotated[str, typer.Option("--write", help="all: students write reasoning and answer; answer: they answer after the reasoning given")] = "all",
-    mark: Annotated[str, typer.Option(help="text that opens the answer, where there are no tags of a reasoner")] = "\\nCodes:",
-    longest: Annotated[int, typer.Option(help="most tokens that a student writes", min=1)] = 1024,
-    minimum: Annotated[int, typer.Option(help="fewest reference events of a kind", min=2)] = 30,
-    caliper: Annotated[float, typer.Option(help="how near null tokens must be, in standard deviations", min=0.01)] = 0.25,
-    region_by: RegionBy = None,
-    device: Annotated[str | None, typer.Option(help="torch device")] = None,
-    memory: Memory = 512,
-) -> None:
-    """Train students on what a teacher wrote and on what its heads read, in arms, and judge them."""
-    from .distillation.arms import Training
-    from .distillation.campaign import Plan
-    from .distillation.evaluation import Judging
-    from .distillation.work import distill_files
-
-    judging = Judging(size=k, curve=max(16, 2 * k), write=write_, mark=mark.replace("\\n", "\n"), longest=longest, minimum=minimum, caliper=caliper)
-    training = Training(steps, batch, accumulate, rate, lam=lam, lora=lora, precision=precision)
-    plan = Plan(training, judging, tuple(part.strip() for part in arms.split(",") if part.strip()), seeds, heads, pool_texts)
-    said = distill_files(teacher, run, transcripts, held_out, labels, student, out, plan, regions=region_by, device=device, memory=memory * 2**20, say=lambda line: typer.echo(line, err=True))
-    if said is not None:
-        typer.echo(said[0])
-        typer.echo(f"tables and figure: {out}" if said[1] else f"other processes are still at work on {out}; the last one writes the rest")
-
-
-@app.command()
-def evaluate(
-    model: Annotated[str, typer.Option(help="student, folder or hub name")],
-    held_out: Annotated[Path, typer.Option(help="JSONL: transcripts it was not trained on")],
-    labels: Annotated[Path, typer.Option(help="CSV or JSONL: label, description, region")],
-    out: Annotated[Path, typer.Option(help="write what was found here, a .json file")],
-    kind: Annotated[str, typer.Option(help="kind of decision whose recovery is measured")] = "departure",
-    k: Annotated[int, typer.Option(help="heads of the set", min=1)] = 4,
-    write_: Annotated[str, typer.Option("--write", help="all: reasoning and answer; answer: after the reasoning given")] = "all",
-    mark: Annotated[str, typer.Option(help="text that opens the answer, where there are no tags of a reasoner")] = "\\nCodes:",
-    longest: Annotated[int, typer.Option(help="most tokens to write", min=1)] = 1024,
-    minimum: Annotated[int, typer.Option(help="fewest reference events of a kind", min=2)] = 30,
-    caliper: Annotated[float, typer.Option(help="how near null tokens must be, in standard deviations", min=0.01)] = 0.25,
-    seed: Annotated[int, typer.Option(help="seed of splits and permutations", min=0)] = 0,
-    region_by: RegionBy = None,
-    dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16")] = "float32",
-    device: Annotated[str | None, typer.Option(help="torch device")] = None,
-    memory: Memory = 512,
-) -> None:
-    """Judge one student: the heads that decide in it, what the best few recover, and how well it does the task."""
-    from .distillation.evaluation import Judging
-    from .distillation.work import evaluate_files, judged
-    from .workflow import kinds_of
-
-    judging = Judging(kinds_of(kind)[0], k, max(16, 2 * k), write_, mark.replace("\\n", "\n"), longest, seed=seed, caliper=caliper, minimum=minimum)
-    found = evaluate_files(model, held_out, labels, out, judging, regions=region_by, dtype=dtype, device=device, memory=memory * 2**20)
-    if found is not None:
-        typer.echo(judged(found))
 
 
 @app.command(name="prepare")
@@ -296,32 +219,10 @@ def prepare_notes(
     typer.echo(f"written: {out}")
 
 
-@app.command()
-def evidence(
-    model: Annotated[list[str], typer.Option(help="model of an arm; again for more, the first is the reference")],
-    run: Annotated[list[Path], typer.Option("--run", "--run-folder", help="its run folder, which names its decision heads; one for each model")],
-    spans: Annotated[list[Path], typer.Option(help="JSONL of notes (prepare writes them) or transcripts, with evidence spans; again for more corpora")],
-    labels: Annotated[Path, typer.Option(help="CSV or JSONL: label, description, region")],
-    out: Annotated[Path, typer.Option(help="folder, new or to be continued")],
-    in_domain: Annotated[list[Path] | None, typer.Option(help="a file of spans that the models were trained on; the others are read zero-shot")] = None,
-    like: Annotated[Path | None, typer.Option(help="transcripts that generate wrote: notes are put into prompts of that kind")] = None,
-    kind: Annotated[str, typer.Option(help="decision of a code that is looked at: first, region, label or departure")] = "first",
-    heads_from: Annotated[str, typer.Option(help="decision heads: set or selected; the best of each arm, equally many")] = "set",
-    top: Annotated[int, typer.Option(help="instead, the first so many heads of the ranking", min=0)] = 0,
-    random_sets: Annotated[int, typer.Option(help="sets of random heads of the same layers", min=1)] = 20,
-    seed: Annotated[int, typer.Option(help="seed of random heads, sign-flips and intervals", min=0)] = 0,
-    region_by: RegionBy = None,
-    dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16")] = "float32",
-    device: Annotated[str | None, typer.Option(help="torch device")] = None,
-    memory: Memory = 512,
-) -> None:
-    """Hold what decision heads read against what humans marked as evidence."""
-    from .evidence.work import Options, evidence_files, show_evidence
-
-    state = evidence_files(model, run, spans, labels, out, Options(kind, heads_from, top, random_sets, seed=seed), in_domain=in_domain or (), like=like, regions=region_by, dtype=dtype,
-                           device=device, memory=memory * 2**20)
-    if state is not None:
-        typer.echo(show_evidence(out))
+app.add_typer(labels_app)
+for command in (distill, evaluate, evidence):
+    app.command()(command)
+app.add_typer(flip_app)
 
 
 def main(arguments: list[str] | None = None) -> int:

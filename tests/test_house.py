@@ -11,7 +11,7 @@ import pytest
 
 HOUSE = Path(__file__).parent.parent / "decisionheads"
 FLOORS = [
-    ["errors", "_progress", "_processes", "words"],
+    ["errors", "_options", "_progress", "_processes", "words"],
     ["heads", "labels", "outputs"],
     ["transcripts", "calibration"],
     ["corpora"],
