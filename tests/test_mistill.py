@@ -85,6 +85,7 @@ def test_weights_sum_and_padding_counts_nothing():
 
 def test_masses_are_renormalised_and_floored():
     assert floored(rows([2., 2., 0.]))[0].tolist() == pytest.approx([.5, .5, FLOOR], abs=1e-4)
+    assert float(mistill_loss(rows([.5, .5, 0.]), rows([.001, .001, 0.]))) == pytest.approx(0, abs=1e-7)  # the floor is of shares, whatever a row sums to
     assert float(mistill_loss(rows([1., 0.]), rows([0., 1.]))) == pytest.approx(math.log(1 / FLOOR), rel=1e-2)
     assert float(mistill_loss(rows([.35, .1, .05]), rows([.5, .25, .25]))) == pytest.approx(0.09927, abs=1e-5)
 

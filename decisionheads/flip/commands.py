@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from .._options import Device, Dtype, RegionBy
+
 flip_app = typer.Typer(name="flip", help="Edit evidence: does its code go, and stay when another code's evidence is edited?", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -33,7 +35,7 @@ def flip_register(
     filler: Annotated[str, typer.Option(help="character that masks")] = "-",
     negation: Annotated[str, typer.Option(help="what negates, with its space")] = "denies ",
     affirmed: Annotated[str, typer.Option(help="word that the negation replaces where it stands right before evidence, with its space")] = "",
-    region_by: Annotated[str | None, typer.Option(help="what regions are: a column of the labels file, or category, block or chapter of ICD-10-CM")] = None,
+    region_by: RegionBy = None,
 ) -> None:
     """Write down what will be run, with a time and a hash, before anything is."""
     from .edits import Wording
@@ -50,8 +52,8 @@ def flip_run(
     plan: Annotated[Path, typer.Option(help="a registered plan")],
     out: Annotated[Path, typer.Option(help="folder, new or to be continued")],
     batch: Annotated[int, typer.Option(help="texts that are written side by side", min=1)] = 8,
-    dtype: Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16")] = "float32",
-    device: Annotated[str | None, typer.Option(help="torch device")] = None,
+    dtype: Dtype = "float32",
+    device: Device = None,
 ) -> None:
     """Run a registered plan; one that was changed is refused."""
     from .work import run_plan, show_flip
