@@ -19,7 +19,7 @@ from decisionheads.distillation.groups import GROUPS, character_groups, key_grou
 from decisionheads.distillation.loss import FLOOR, floored, mistill_loss
 from decisionheads.distillation.pool import Pool
 from decisionheads.distillation.rows import EventAttention, EventBatch, check_attention
-from decisionheads.distillation.targets import MERGED, Targets, misdirected, place, shuffled, teacher_targets
+from decisionheads.distillation.targets import MERGED, NOTHING, Targets, misdirected, place, shuffled, teacher_targets
 from decisionheads.distillation.trainer import Collator, MistillTrainer, all_kinds, examples
 from decisionheads.errors import ExactnessError
 from decisionheads.spans import Sinks
@@ -117,6 +117,8 @@ def test_every_character_belongs_to_the_group_it_should(texts, teacher, space):
         assert {GROUPS[g] for g in groups[a:b]} == {"own block" if region == event.region else "other blocks"}
     own = next(s for s in t.spans if s.name == "mention" and s.of == event.label and s.end <= t.reasoning_start)
     assert {GROUPS[g] for g in groups[own.start:own.end]} == {"evidence"}
+    again = [s for s in t.spans if s.name == "mention" and s.of == event.label and s.start >= t.reasoning_start]
+    assert again and all({GROUPS[g] for g in groups[s.start:s.end]} == {"reasoning"} for s in again)  # what restates it is no evidence
     assert group_of("step 1:") == {"reasoning"} and group_of("answer", t.answer_start) == {"rest"} and group_of("think", t.text.index("note\n")) == {"rest"}
     assert "note" in group_of(t.text[t.text.index("note\n"):t.text.index("think\n")])
 
@@ -124,11 +126,13 @@ def test_every_character_belongs_to_the_group_it_should(texts, teacher, space):
 def test_a_token_belongs_to_the_group_of_its_first_letter_and_sinks_to_none(texts, teacher, space):
     t = texts[0]
     event, encoded = next(e for e in teacher.find_events(t, space) if e.kind == "departure"), encode(texts[0], teacher.tokenizer)
-    groups = key_groups(t, encoded, event, event.position, SINKS)
-    assert len(groups) == event.position + 1 and groups[0] == -1
+    line_break = teacher.tokenizer("\n", add_special_tokens=False)["input_ids"][0]
+    groups = key_groups(t, encoded, event, event.position, Sinks(SINKS.ids | {line_break}))
+    assert len(groups) == event.position + 1 and groups[0] == -1 and groups[-1] == REST  # its own key counts
     near = encoded.tokens_in(*next((a, b) for name, a, b in event.spans if name == "near-miss"))
     assert (groups[near] == NEAR).all() and len(near) == 2  # the first of them begins with a space that is outside the span
-    assert (groups[encoded.ids[:event.position + 1] < 4] == -1).all()
+    sinks = np.isin(encoded.ids[:event.position + 1], [*SINKS.ids, line_break])
+    assert sinks.sum() > 10 and (groups[sinks] == -1).all() and (groups[~sinks] >= 0).all()
 
 
 # -- rows --------------------------------------------------------------------------------------------------
@@ -192,6 +196,16 @@ def test_rows_equal_whole_patterns_and_their_gradients(family, implementation):
         assert float((gradient - (0 if own is None else own)).abs().max()) < 1e-4 * max(1, float(gradient.abs().max())), name
     assert any(float(g.abs().max()) > 1e-3 for name, g in expected.items() if "k_proj" in name or "c_attn" in name)
     assert check_attention(model, watched, inputs, events) < 1e-5
+    assert check_attention(model, watched, *batch_of(model, texts=1)) < 1e-5  # without pads sdpa is given no mask
+
+
+def test_rows_that_differ_from_the_models_own_patterns_are_refused(monkeypatch):
+    model = random_hf("llama")
+    watched, (inputs, events) = EventAttention(model, POOLS), batch_of(model)
+    real = watched._rows
+    monkeypatch.setattr(watched, "_rows", lambda *given: real(*given) + 0.001)
+    with pytest.raises(ExactnessError, match="differs from the student's own patterns by 3.0e-03"):
+        check_attention(model, watched, inputs, events)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -291,6 +305,16 @@ def test_a_decision_is_found_in_other_tokens_by_its_characters(targets, texts, s
             assert (start, end) != (p.target.start, p.target.end) or p.target.kind != "region"  # spaces stand elsewhere
 
 
+def test_a_decision_is_found_by_what_it_is_and_where_it_is(targets, texts, space, teacher):
+    t = texts[0]
+    mine = targets.of[t.id]
+    forth, back = (place(t, order, space, teacher.tokenizer, SINKS)[0] for order in (mine, mine[::-1]))
+    assert [(p.target, p.position) for p in forth] == [(p.target, p.position) for p in reversed(back)]
+    elsewhere = replace(mine[0], start=0, end=len("list"))
+    assert place(t, [elsewhere], space, teacher.tokenizer, SINKS) == ([], {NOTHING: 1})
+    assert len(place(t, [mine[0], mine[0]], space, teacher.tokenizer, SINKS)[0]) == 1  # one decision stands for one target
+
+
 def test_decisions_that_the_students_tokenizer_merges_are_counted(targets, texts, space):
     """A tokenizer with whole labels decides regions and labels in one token; both are then its region decision."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -381,7 +405,8 @@ def test_with_lambda_0_training_is_plain_training_bit_for_bit(data, pool, tmp_pa
     plain.train()
     assert not same(plain.model, student())
     assert same(plain.model, trained(data, pool, tmp_path / "b", 0.0))
-    assert not same(plain.model, trained(data, pool, tmp_path / "c", 1.0))
+    once, twice = (trained(data, pool, tmp_path / str(lam), lam) for lam in (1.0, 2.0))
+    assert not same(plain.model, once) and not same(once, twice)
 
 
 def test_the_gradient_reaches_queries_and_keys_of_the_pool_and_nothing_above_it(data, pool):
@@ -422,10 +447,11 @@ def test_the_distance_falls_where_it_is_trained(data, pool, tmp_path):
 
 
 class Stop(TrainerCallback):
-    def __init__(self, at: int):
-        self.at = at
+    def __init__(self, at: int | None = None):
+        self.at, self.steps = at, 0
 
     def on_step_end(self, args, state, control, **_):
+        self.steps += 1
         if state.global_step == self.at:
             control.should_training_stop = True
 
@@ -435,12 +461,14 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(targets, pool, spac
     training = Training(steps=6, batch=2, rate=1e-3, save_every=2, lora=lora)
     make = lambda where, **more: train_student(str(tiny.path("llama-student")), tmp_path / where, "mistill", targets, pool, space, training, 5, **more)  # noqa: E731
     assert make("broken", callbacks=[Stop(3)]) == {} and not (tmp_path / "broken" / "training.json").exists()
-    whole, gone_on = make("whole"), make("broken")
+    counted = Stop()
+    whole, gone_on = make("whole"), make("broken", callbacks=[counted])
+    assert counted.steps == 4  # from the checkpoint at step 2 on
     assert whole["steps"] == gone_on["steps"] == 6 and whole["events"] == len(targets) and whole["checked"] < 1e-4
     a, b = (AutoModelForCausalLM.from_pretrained(tmp_path / name / "model") for name in ("whole", "broken"))
     assert same(a, b) and not same(a, student())
     assert not (tmp_path / "whole" / "checkpoints").exists()
-    assert make("whole") == whole  # done: nothing is trained again
+    assert make("whole", callbacks=[counted]) == whole and counted.steps == 4  # done: nothing is trained again
     assert DecisionModel.from_pretrained(tmp_path / "whole" / "model").tested.verdict == "exact"
 
 
