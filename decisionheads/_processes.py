@@ -7,6 +7,7 @@ Started by `accelerate launch` or `torchrun`; alone, `spread` is a plain loop.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ def working_together(device: str | None = None) -> Iterator[int]:
     finally:
         _crew = _Crew()
         if not alone:
+            gc.collect()  # whatever still holds the group would end the process when it is gone
             state.destroy_process_group()
 
 

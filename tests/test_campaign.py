@@ -208,6 +208,12 @@ def test_bad_input_is_one_sentence_before_anything_is_made(files, tmp_path, caps
     refused("unknown heads", "--heads", "best")
     refused("learning rate must be positive", "--rate", "0")
     refused("no such model folder", "--student", "/no/such/folder")
+    refused("leaves no room for --longest 200; give at most", "--longest", "200")
+    (tmp_path / "student").mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "student" / name).write_bytes((tiny.path("llama-student") / name).read_bytes())
+    refused("no weights in this folder", "--student", str(tmp_path / "student"))
+    refused("is not trained; give the folder", "--student", str(tmp_path / "student.gguf"))
     refused("folders have different names", "--student", str(tiny.path("llama-student")))
 
 

@@ -128,6 +128,8 @@ def train_student(student: str, out: Path, name: str, targets: Targets, pool: Po
         beside.write_text(json.dumps(done, indent=1) + "\n")
         os.replace(beside, out / "training.json")
         shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    trainer.model_wrapped = trainer.model  # what joins the processes has to go before their group does
+    trainer.accelerator.free_memory()
     agreed(None)
     return done
 

@@ -155,8 +155,7 @@ def task(model: DecisionModel, held_out: Sequence[Transcript], labels: LabelSpac
     if not gold:
         return {"task": None, "emitted": []}
     ends = end_tokens(model)
-    prompts = [t.prompt + (t.reasoning if asked.write == "answer" else "") for t in gold]
-    ids = [encode(Transcript("prompt", p, "", ""), model.tokenizer).ids for p in prompts]
+    ids = [encode(Transcript("prompt", prompt_of(t, asked), "", ""), model.tokenizer).ids for t in gold]
     prefixes = Prefixes(model.hooked, 4 * memory).share(ids)
 
     def group(names: list[int]) -> dict[int, str]:
@@ -174,6 +173,11 @@ def task(model: DecisionModel, held_out: Sequence[Transcript], labels: LabelSpac
     emitted = [row for rows in spread(lambda t: sure_of(model, t, labels, closers), made) for row in rows]
     return {"task": score.to_dict() | {"gold_per_text": {t.id: (len({g for g in t.labels if g in labels}), t.group or t.id) for t in made}, "part": {t.id: "test" if parts[t.id] == "evaluation" else "validation" for t in made}},
             "emitted": emitted}
+
+
+def prompt_of(t: Transcript, asked: Judging) -> str:
+    """What a student is given of a text, to go on from."""
+    return t.prompt + (t.reasoning if asked.write == "answer" else "")
 
 
 def sure_of(model: DecisionModel, t: Transcript, labels: LabelSpace, closers: Sequence[int]) -> list[dict[str, Any]]:

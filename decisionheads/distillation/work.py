@@ -15,10 +15,10 @@ from .._processes import agreed, first, working_together
 from ..errors import InputError
 from ..model import DecisionModel
 from ..run_folder import hash_files, model_hash, read_json, versions, write
-from ..transcripts import Transcript, load_transcripts
+from ..transcripts import Transcript, encode, load_transcripts
 from ..workflow import check_device, check_usable, load_space, own_device
 from .campaign import Campaign, Plan, tables_of
-from .evaluation import Judging, evaluate
+from .evaluation import Judging, evaluate, prompt_of
 from .figures import students_figure
 from .matched import Written, at_matched_precision
 from .verdicts import compare_arms
@@ -48,7 +48,9 @@ def distill_files(teacher: str, run: Path, transcripts: Path, held_out: Path, la
     space, _ = load_space(labels, regions)
     texts, held = (_texts(path, space) for path in (transcripts, held_out))
     for student in students:
-        DecisionModel.load_tokenizer(student)  # what is missing is missed now
+        check_student(student)
+    for model in (teacher, *students):
+        check_room(model, held, plan.judging)
     check_device(device)
     with working_together(device) as number:
         campaign = Campaign(out, teacher, run, texts, held, dict(zip(names, students, strict=True)), space, plan, [transcripts, held_out, labels], device=device or own_device(number), memory=memory,
@@ -60,6 +62,25 @@ def distill_files(teacher: str, run: Path, transcripts: Path, held_out: Path, la
         if done:
             write(out / "run.json", json.dumps({"inputs": campaign.inputs, "finished": True, "versions": versions()}, indent=1) + "\n")
         return said, done
+
+
+def check_student(student: str) -> None:
+    """Refuse, before anything is made, a student that cannot be trained."""
+    path = Path(student)
+    if path.suffix == ".gguf":
+        raise InputError(f"{student}: a GGUF file holds rounded weights and is not trained; give the folder of the model that it was made from")
+    DecisionModel.load_tokenizer(student)
+    if path.is_dir() and not any(found.suffix in (".safetensors", ".bin") for found in path.iterdir()):
+        raise InputError(f"{student}: there are no weights in this folder; put model.safetensors beside config.json")
+
+
+def check_room(model: str, texts: Sequence[Transcript], judging: Judging) -> None:
+    """Refuse, before anything is made, to let a model write more than it can read."""
+    context, tokenizer = DecisionModel.load_context(model), DecisionModel.load_tokenizer(model)
+    longest = max(len(encode(Transcript("prompt", prompt_of(t, judging), "", ""), tokenizer)) for t in texts)
+    if context is not None and longest + judging.longest > context:
+        raise InputError(f"{model} can read {context} tokens, and the longest held-out prompt has {longest}, which leaves no room for --longest {judging.longest}; "
+                         f"{f'give at most {context - longest}' if longest < context else 'give shorter texts'}")
 
 
 def _texts(path: Path, space) -> list[Transcript]:
@@ -83,6 +104,7 @@ def evaluate_files(model: str, held_out: Path, labels: Path, out: Path, judging:
     known = read_json(out) if out.is_file() else None
     if known is not None and known.get("inputs") != inputs:
         raise InputError(f"{out} exists and was made otherwise; name another file")
+    check_room(model, held, judging)
     check_device(device)
     with working_together(device) as number:
         if agreed(known is None):
