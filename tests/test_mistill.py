@@ -461,6 +461,7 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(targets, pool, spac
     training = Training(steps=6, batch=2, rate=1e-3, save_every=2, lora=lora)
     make = lambda where, **more: train_student(str(tiny.path("llama-student")), tmp_path / where, "mistill", targets, pool, space, training, 5, **more)  # noqa: E731
     assert make("broken", callbacks=[Stop(3)]) == {} and not (tmp_path / "broken" / "training.json").exists()
+    (tmp_path / "broken" / "checkpoints" / "checkpoint-9").mkdir()  # torn: there is no state in it
     counted = Stop()
     whole, gone_on = make("whole"), make("broken", callbacks=[counted])
     assert counted.steps == 4  # from the checkpoint at step 2 on

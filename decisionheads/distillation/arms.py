@@ -91,7 +91,6 @@ def train_student(student: str, out: Path, name: str, targets: Targets, pool: Po
         return json.loads((out / "training.json").read_text())
     import torch
     from transformers import AutoModelForCausalLM, TrainingArguments, set_seed
-    from transformers.trainer_utils import get_last_checkpoint
 
     from .trainer import Collator, MistillTrainer, all_kinds, examples
 
@@ -116,7 +115,8 @@ def train_student(student: str, out: Path, name: str, targets: Targets, pool: Po
         trainer.remove_callback(PrinterCallback)  # it prints what the log holds anyway
     if lam:
         checked = _check(trainer, data[:2])
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(out / "checkpoints")) if (out / "checkpoints").is_dir() else None)
+    with quiet():
+        trainer.train(resume_from_checkpoint=_last_checkpoint(out / "checkpoints"))
     if trainer.state.global_step < training.steps:
         return {}  # a callback stopped it; it can be gone on with
     done = {"arm": name, "seed": seed, "steps": trainer.state.global_step, "lam": lam, "lost": dict(sorted(lost.items())), "texts": len(data), "events": sum(len(e.placed) for e in data),
@@ -132,6 +132,12 @@ def train_student(student: str, out: Path, name: str, targets: Targets, pool: Po
     trainer.accelerator.free_memory()
     agreed(None)
     return done
+
+
+def _last_checkpoint(folder: Path) -> str | None:
+    """The last whole checkpoint; Trainer writes its state last, so that one without it was torn by a kill."""
+    whole = [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
+    return str(max(whole, key=lambda path: int(path.name.split("-")[1]))) if whole else None
 
 
 def _check(trainer, data) -> float:
