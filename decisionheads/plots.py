@@ -6,29 +6,38 @@ readers can tell apart; heads that were not selected are muted.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pandas as pd
 
+from .errors import InputError
+from .looks import AGAINST, FOR, LINE, MUTED, SCALE, for_paper, layout, names_of
+
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-SCALE = [[0.0, "#8c510a"], [0.25, "#d8b365"], [0.5, "#f2f2f2"], [0.75, "#5ab4ac"], [1.0, "#01665e"]]
-FOR, AGAINST, MUTED, LINE = "#01857b", "#a6611a", "#b0b0b0", "#888888"
+    from .heads import HeadScores
+
+    class HasFrame(Protocol):
+        def to_frame(self) -> pd.DataFrame: ...
+
+__all__ = ["effect_map", "score_map", "ranked_heads", "attribution_against_exact", "null_distribution", "knock_in_controls", "elicitation_lead", "for_paper"]
 
 
-def layout(figure: Figure, title: str, x: str, y: str, height: int = 420) -> Figure:
-    figure.update_layout(
-        title={"text": title, "x": 0, "xanchor": "left", "font": {"size": 16}}, height=height, margin={"l": 70, "r": 30, "t": 70, "b": 60},
-        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"color": "#777777", "size": 13}, showlegend=False)
-    figure.update_xaxes(title=x, gridcolor="rgba(136,136,136,.2)", zerolinecolor=LINE)
-    figure.update_yaxes(title=y, gridcolor="rgba(136,136,136,.2)", zerolinecolor=LINE)
-    return figure
+def of_kind(table: pd.DataFrame | HasFrame, kind: str | None) -> pd.DataFrame:
+    """The rows of one kind, of a table or of anything that gives one by `to_frame()`.
 
-
-def names_of(table: pd.DataFrame) -> pd.Series:
-    return "L" + table["layer"].astype(str) + "H" + table["head"].astype(str)
+    Raises:
+        InputError: for a kind that is not there, or none where there are several.
+    """
+    table = table if isinstance(table, pd.DataFrame) else table.to_frame()
+    kinds = list(dict.fromkeys(table["kind"]))
+    if kind is None and len(kinds) == 1:
+        return table.reset_index(drop=True)
+    if kind not in kinds:
+        raise InputError(f"kind={kind!r}: the table holds {', '.join(kinds) or 'no head'}; name one of them")
+    return table[table["kind"] == kind].reset_index(drop=True)
 
 
 def _found(table: pd.DataFrame) -> str:
@@ -38,42 +47,72 @@ def _found(table: pd.DataFrame) -> str:
     return f"{', '.join(heads[:4])}{f' and {len(heads) - 4} more' if len(heads) > 4 else ''} {'support' if len(heads) > 1 else 'supports'} the choice"
 
 
-def effect_map(table: pd.DataFrame) -> Figure:
-    """Layer by head: mean exact effect of every head of one kind (rows of `heads.csv`), logits.
+def effect_map(table: pd.DataFrame | HasFrame, kind: str | None = None) -> Figure:
+    """Layer by head: mean exact effect of every head on one kind of decision, logits.
 
     Selected heads carry their number; the others are drawn paler. Hover shows interval and q-value.
-    """
-    import plotly.graph_objects as go
 
-    kind, layers, heads = str(table["kind"].iloc[0]), int(table["layer"].max()) + 1, int(table["head"].max()) + 1
+    Args:
+        table: a `Discovery`, or rows of `heads.csv`.
+        kind: which kind of decision; may be left out where the table holds one.
+    """
+    table = of_kind(table, kind)
+    layers, heads = int(table["layer"].max()) + 1, int(table["head"].max()) + 1
     grid = table.set_index(["layer", "head"]).sort_index()
     at = lambda column: grid[column].to_numpy().reshape(layers, heads)  # noqa: E731
-    effect, selected = at("effect"), at("selected").astype(bool)
-    limit = float(np.abs(effect).max()) or 1.0
-    hover = [[f"L{i}H{j}<br>effect {effect[i, j]:+.3f} logits<br>95% [{at('ci_low')[i, j]:+.3f}, {at('ci_high')[i, j]:+.3f}]"
-              f"<br>at null tokens {at('null_effect')[i, j]:+.3f}<br>q {at('q_value')[i, j]:.4f}{'<br>selected' if selected[i, j] else ''}"
-              for j in range(heads)] for i in range(layers)]
+    selected = at("selected").astype(bool)
+    columns = [at(c) for c in ("effect", "ci_low", "ci_high", "null_effect", "q_value")]
+    hover = [[f"L{i}H{j}<br>effect {e:+.3f} logits<br>95% [{low:+.3f}, {high:+.3f}]<br>at null tokens {null:+.3f}<br>q {q:.4f}{'<br>selected' if selected[i, j] else ''}"
+              for j, (e, low, high, null, q) in enumerate(zip(*(c[i] for c in columns), strict=True))] for i in range(layers)]
+    return _map(columns[0], selected, hover, f"{str(table['kind'].iloc[0]).capitalize()}: {_found(table)}", "logits")
+
+
+def score_map(scores: HeadScores) -> Figure:
+    """Layer by head: the mean over events of any `HeadScores`, before anything is calibrated.
+
+    Hover shows the 95% t-interval over events; heads whose interval holds 0 are drawn paler. An interval says how sure the
+    mean is, not that the head matters more here than at any other token: that takes `discover`.
+    """
+    from scipy.stats import t
+
+    mean, n = scores.mean(), len(scores.values)
+    half = np.full(mean.shape, np.inf) if n < 2 else t.ppf(0.975, n - 1) * scores.values.std(0, ddof=1, dtype=np.float64) / np.sqrt(n)
+    clear = np.abs(mean) > half
+    hover = [[f"L{i}H{j}<br>mean {mean[i, j]:+.3f} {scores.unit}<br>" + (f"95% [{mean[i, j] - half[i, j]:+.3f}, {mean[i, j] + half[i, j]:+.3f}] over {n} events" if n > 1 else "one event, no interval")
+              for j in range(mean.shape[1])] for i in range(mean.shape[0])]
+    best = ", ".join(f"{head} {score:+.2f}" for head, score in scores.top(3))
+    return _map(mean, clear, hover, f"{scores.name[:1].upper()}{scores.name[1:]} over {n} event{'' if n == 1 else 's'}, not calibrated: highest {best}", scores.unit)
+
+
+def _map(value: np.ndarray, strong: np.ndarray, hover: list[list[str]], title: str, unit: str) -> Figure:
+    """Layer by head on the signed scale; what is not strong is drawn paler and without its number."""
+    import plotly.graph_objects as go
+
+    layers, heads = value.shape
+    limit = float(np.abs(value).max()) or 1.0
+    look = {"colorscale": SCALE, "zmin": -limit, "zmax": limit, "hoverinfo": "skip", "showscale": False, "xgap": 2, "ygap": 2}
     figure = go.Figure()
-    bar = {"title": {"text": "logits"}, "thickness": 12}
-    figure.add_heatmap(z=effect, colorscale=SCALE, zmin=-limit, zmax=limit, opacity=0.35, hoverinfo="skip", showscale=False, xgap=2, ygap=2)
-    figure.add_heatmap(z=np.where(selected, effect, np.nan), colorscale=SCALE, zmin=-limit, zmax=limit, hoverinfo="skip", showscale=False, xgap=2, ygap=2)
-    figure.add_heatmap(z=effect, colorscale=[[0, "rgba(0,0,0,0)"], [1, "rgba(0,0,0,0)"]], showscale=False, text=hover, hovertemplate="%{text}<extra></extra>")
+    figure.add_heatmap(z=value, opacity=0.35, **look)
+    figure.add_heatmap(z=np.where(strong, value, np.nan), **look)
+    figure.add_heatmap(z=value, colorscale=[[0, "rgba(0,0,0,0)"], [1, "rgba(0,0,0,0)"]], showscale=False, text=hover, hovertemplate="%{text}<extra></extra>")
     # a scale of its own: a trace without any number, as where no head is selected, would show none
     figure.add_scatter(x=[0], y=[0], mode="markers", hoverinfo="skip", showlegend=False,
-                       marker={"color": [0.0], "size": 0.1, "opacity": 0, "colorscale": SCALE, "cmin": -limit, "cmax": limit, "colorbar": bar, "showscale": True})
-    if selected.sum() <= 40:
-        for i, j in np.argwhere(selected):
-            dark = abs(effect[i, j]) > 0.6 * limit
-            figure.add_annotation(x=int(j), y=int(i), text=f"{effect[i, j]:+.1f}", showarrow=False, font={"color": "white" if dark else "#222222", "size": 12})
+                       marker={"color": [0.0], "size": 0.1, "opacity": 0, "colorscale": SCALE, "cmin": -limit, "cmax": limit, "showscale": True,
+                               "colorbar": {"title": {"text": unit}, "thickness": 12}})
+    if strong.sum() <= 40:
+        for i, j in np.argwhere(strong):
+            dark = abs(value[i, j]) > 0.6 * limit
+            figure.add_annotation(x=int(j), y=int(i), text=f"{value[i, j]:+.1f}", showarrow=False, font={"color": "white" if dark else "#222222", "size": 12 if heads <= 12 else 9})
     figure.update_xaxes(dtick=1 if heads <= 16 else 4, showgrid=False, zeroline=False, range=[-0.5, heads - 0.5])
     figure.update_yaxes(dtick=1 if layers <= 16 else 4, showgrid=False, zeroline=False, range=[-0.5, layers - 0.5])
-    return layout(figure, f"{kind.capitalize()}: {_found(table)}", "head", "layer", 180 + 34 * min(layers, 24))
+    return layout(figure, title, "head", "layer", 180 + 34 * min(layers, 24), narrowest=max(340, min(900, 170 + 36 * heads)))
 
 
-def ranked_heads(table: pd.DataFrame, most: int = 12) -> Figure:
+def ranked_heads(table: pd.DataFrame | HasFrame, kind: str | None = None, *, most: int = 12) -> Figure:
     """The first heads of the ranking: exact effect with its 95% interval, beside the effect at null tokens."""
     import plotly.graph_objects as go
 
+    table = of_kind(table, kind)
     top = table.head(most).iloc[::-1]
     colour = [FOR if chosen else MUTED for chosen in top["selected"]]
     figure = go.Figure()
@@ -87,11 +126,12 @@ def ranked_heads(table: pd.DataFrame, most: int = 12) -> Figure:
                    "exact effect on the margin, logits (95% interval over transcripts)", "", 140 + 26 * len(top))
 
 
-def attribution_against_exact(table: pd.DataFrame) -> Figure:
+def attribution_against_exact(table: pd.DataFrame | HasFrame, kind: str | None = None) -> Figure:
     """Integrated attribution and direct logit attribution of every head against its exact effect."""
     import plotly.graph_objects as go
     from scipy.stats import spearmanr
 
+    table = of_kind(table, kind)
     figure = go.Figure()
     agreement = {}
     for column, name, symbol, colour in (("attribution", "attribution", "circle", FOR), ("dla", "direct", "diamond-open", AGAINST)):
@@ -105,10 +145,11 @@ def attribution_against_exact(table: pd.DataFrame) -> Figure:
     return figure.update_layout(showlegend=True, legend={"orientation": "h", "y": -0.25})
 
 
-def null_distribution(table: pd.DataFrame, null_max: np.ndarray) -> Figure:
+def null_distribution(table: pd.DataFrame | HasFrame, null_max: np.ndarray, kind: str | None = None) -> Figure:
     """The largest statistic of all heads and kinds in every permutation, with this kind's selected heads marked."""
     import plotly.graph_objects as go
 
+    table = of_kind(table, kind)
     figure = go.Figure()
     figure.add_histogram(x=null_max, nbinsx=60, marker={"color": MUTED}, hovertemplate="%{x:.2f}: %{y}<extra></extra>")
     threshold = float(np.quantile(null_max, 0.95))
@@ -157,7 +198,7 @@ def knock_in_controls(frame: pd.DataFrame, kind: str) -> Figure:
     names = list(frame["control"])
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=names[::-1], range=[-0.6, len(names) - 0.4], tickvals=names,
                         ticktext=[name if n else f"<span style='color:{MUTED}'>{name}</span>" for name, n in zip(names, frame["n"], strict=True)])
-    layout(figure, f"{kind.capitalize()}: {_verdict(found)}", "shift towards the donor's choice, logits (95% interval over transcripts)", "", 150 + 32 * len(names))
+    layout(figure, f"{kind.capitalize()}: {_verdict(found)}", "shift towards the donor's choice, logits (95% interval over transcripts)", "", 150 + 32 * len(names), narrowest=660)
     return figure.update_layout(margin={"l": 190, "r": 210, "t": 90})
 
 
@@ -192,7 +233,7 @@ def elicitation_lead(summary: dict) -> Figure:
         if value is not None:
             figure.add_scatter(x=[x.min(), x.max()], y=[value, value], mode="lines", line={"color": LINE, "dash": dash}, name=name, hovertemplate=f"{name}: %{{y:.0%}}<extra></extra>")
     lead, elicitable = summary["lead"], summary["elicitable"]
-    title = (f"Elicitation: {elicitable['share']:.0%} of {elicitable['n']} regions can be had by asking before they are written,<br>"
+    title = (f"Elicitation: {elicitable['share']:.0%} of {elicitable['n']} regions can be had by asking before they are written, "
              f"half of them from {lead['median']:g} tokens before the {where} on without a miss")
     layout(figure, title, f"tokens before the {where}", "share right")
     figure.update_xaxes(range=[x.max() + 1, 0])  # towards the code, as the text is read

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from .plots import AGAINST, FOR, LINE, MUTED, SCALE, layout, names_of
+from .looks import AGAINST, FOR, GRID, LINE, MUTED, SCALE, TEXT, layout, names_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -65,7 +65,7 @@ def phase_map(table: pd.DataFrame) -> Figure:
     own = [value[rows.index(k), columns.index(k)] for k in columns if k in rows]
     other = [value[i, j] for i, r in enumerate(rows) for j, c in enumerate(columns) if r != c and r in columns]
     layout(figure, f"Own set ablated: {np.nanmin(own):.2f} to {np.nanmax(own):.2f} of the margin lost; another kind's set: {np.nanmin(other):.2f} to {np.nanmax(other):.2f}"
-           if own and other else "What each set takes from each kind of decision", "decisions measured", "set ablated", 130 + 80 * len(rows))
+           if own and other else "What each set takes from each kind of decision", "decisions measured", "set ablated", 130 + 80 * len(rows), narrowest=170 + 110 * len(columns))
     figure.update_xaxes(showgrid=False)
     return figure.update_yaxes(autorange="reversed", showgrid=False, zeroline=False)
 
@@ -88,8 +88,8 @@ def family_reads(table: pd.DataFrame) -> Figure:
                        hovertemplate="%{y} at null tokens %{x:+.3f}<extra></extra>")
     heads = {family: mine[(mine["family"] == family)][["layer", "head"]].drop_duplicates().shape[0] for family in FAMILY_COLOUR}
     layout(figure, f"{heads['region']} heads read the chosen block, {heads['near-miss']} the near-miss, {heads['neither']} neither", "share of attention on the span, more than on control windows", "",
-           160 + 20 * len(mine))
-    figure.update_yaxes(categoryorder="array", categoryarray=list(mine["row"]))
+           160 + 20 * len(mine), narrowest=520)
+    figure.update_yaxes(categoryorder="array", categoryarray=list(mine["row"]), dtick=1)
     return figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}, margin={"l": 190})
 
 
@@ -142,7 +142,7 @@ def blocked_reads(table: pd.DataFrame) -> Figure:
         figure.add_vline(x=x, line={"color": LINE, "dash": "dot", "width": 1})
     n_arms = int((table.drop_duplicates("name")["role"] == "arm").sum())
     figure.add_hrect(y0=-0.5, y1=n_arms - 0.5, fillcolor=MUTED, opacity=0.12, line_width=0)
-    layout(figure, f"Blocking what a family reads removes {arms.min():.0%} to {arms.max():.0%} of its effect, controls at most {controls.max():.0%}", "share of the family's effect removed", "", 240 + 34 * len(names))
+    layout(figure, f"Blocking what a family reads removes {arms.min():.0%} to {arms.max():.0%} of its effect, controls at most {controls.max():.0%}", "share of the family's effect removed", "", 240 + 34 * len(names), narrowest=440)
     figure.update_yaxes(tickvals=list(range(len(names))), ticktext=names, autorange="reversed", showgrid=False, zeroline=False)
     return figure.update_layout(showlegend=True, legend={"orientation": "h", "y": -0.16}, margin={"l": 160, "b": 110})
 
@@ -162,7 +162,7 @@ def reference_choices(table: pd.DataFrame) -> Figure:
     low = table.groupby("reference")[["necessity", "recovery"]].min()
     worst = low["recovery"].idxmin()
     layout(figure, f"Necessity is at least {low['necessity'].min():.2f} under every reference; recovery falls to {low['recovery'].min():.2f} ({worst})", "share of the margin that attention carries", "",
-           170 + 60 * len(references))
+           170 + 60 * len(references), narrowest=420)
     figure.update_yaxes(tickvals=list(range(len(references))), ticktext=references, autorange="reversed", showgrid=False, zeroline=False)
     return figure.update_layout(showlegend=True, legend={"orientation": "h", "y": -0.2}, margin={"l": 140})
 
@@ -191,7 +191,7 @@ def two_models(found: Comparison) -> Figure:
     sizes = " and ".join(f"{run.summary['global']['set_size']} of {run.shape[0] * run.shape[1]} heads in {name}" for run, name in zip(runs, found.names, strict=True))
     figure.update_layout(title={"text": f"Global sets: {sizes}", "x": 0, "xanchor": "left", "font": {"size": 16}}, height=640, showlegend=True,
                          legend={"orientation": "h", "x": 0.2, "y": 1.06}, margin={"l": 90, "r": 30, "t": 100, "b": 60}, paper_bgcolor="rgba(0,0,0,0)",
-                         plot_bgcolor="rgba(0,0,0,0)", font={"color": "#777777", "size": 13})
-    figure.update_xaxes(title="relative depth (0 first layer, 1 last)", range=[-0.03, 1.03], zeroline=False, gridcolor="rgba(136,136,136,.2)", row=1, col=1)
-    figure.update_yaxes(tickvals=list(range(len(kinds))), ticktext=kinds, range=[len(kinds) - 0.5, -0.5], zeroline=False, gridcolor="rgba(136,136,136,.2)", row=1, col=1)
+                         plot_bgcolor="rgba(0,0,0,0)", font={"color": TEXT, "size": 13})
+    figure.update_xaxes(title="relative depth (0 first layer, 1 last)", range=[-0.03, 1.03], zeroline=False, gridcolor=GRID, row=1, col=1)
+    figure.update_yaxes(tickvals=list(range(len(kinds))), ticktext=kinds, range=[len(kinds) - 0.5, -0.5], zeroline=False, gridcolor=GRID, row=1, col=1)
     return figure

@@ -92,14 +92,23 @@ def elicitation_lines(found: dict[str, Any] | None) -> list[str]:
     return lines
 
 
+def family_lines(summary: dict[str, Any]) -> list[str]:
+    """The heads of each family, and how deep they lie."""
+    lines = []
+    for name in ("region", "near-miss", "neither"):
+        f = summary["families"][name]
+        lines.append(f"{'heads that read neither' if name == 'neither' else name + ' family'}: {some_heads(f['heads'])}" + (f" (relative depth {f['depth']:.2f})" if f["depth"] is not None else ""))
+    return lines
+
+
+def dissociation_lines(summary: dict[str, Any]) -> list[str]:
+    """How much more of a family's effect its own span removes than the other family's."""
+    return [f"  {d['family']} family at {d['kind']} decisions: its own span removes {number(d['difference'], sign='+')}{limits(d['low'], d['high'])} more of its effect than the other family's"
+            for d in summary["families"]["dissociation"] if d["difference"] is not None]
+
+
 def closing_lines(summary: dict[str, Any]) -> list[str]:
     """The global set, the families and their dissociation."""
-    families, whole = summary["families"], summary["global"]
-    lines = ["", f"global set: {whole['set_size']} of {whole['heads']} heads", *judged_lines(whole), ""]
-    for name in ("region", "near-miss", "neither"):
-        f = families[name]
-        lines.append(f"{'heads that read neither' if name == 'neither' else name + ' family'}: {some_heads(f['heads'])}" + (f" (relative depth {f['depth']:.2f})" if f["depth"] is not None else ""))
-    for d in families["dissociation"]:
-        if d["difference"] is not None:
-            lines.append(f"  {d['family']} family at {d['kind']} decisions: its own span removes {number(d['difference'], sign='+')}{limits(d['low'], d['high'])} more of its effect than the other family's")
-    return lines + elicitation_lines(summary.get("elicitation"))
+    whole = summary["global"]
+    return ["", f"global set: {whole['set_size']} of {whole['heads']} heads", *judged_lines(whole), "", *family_lines(summary), *dissociation_lines(summary),
+            *elicitation_lines(summary.get("elicitation"))]

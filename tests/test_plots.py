@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from decisionheads import plots
+from decisionheads import HeadScores, InputError, plots
+from decisionheads.looks import TEXT, layout
 
 
 @pytest.fixture
@@ -71,11 +72,53 @@ def test_knock_in_controls_carry_intervals_and_grey_what_has_no_donor(controls):
     axis, beside = figure.layout.yaxis, {(a.y, a.text) for a in figure.layout.annotations}
     assert axis.categoryarray == tuple(controls.control[::-1]) and [plots.MUTED in t for t in axis.ticktext] == list(controls.n == 0)
     assert {("noise", "n/a"), ("true", "90%"), ("other kind", "0.002"), ("own label", "3")} <= beside and not any("nan" in str(t) for _, t in beside)
-    assert figure.layout.title.text == "Region: a donor's heads move the choice by +8.0 logits, more than every negative control (1 tested)"
+    assert figure.layout.title.text.replace("<br>", " ") == "Region: a donor's heads move the choice by +8.0 logits, more than every negative control (1 tested)"
     assert figure.layout.xaxis.title.text.startswith("shift towards the donor's choice, logits")
 
 
 def test_a_knock_in_that_beats_nothing_is_said_so(controls):
-    title = lambda frame: plots.knock_in_controls(frame, "label").layout.title.text  # noqa: E731
+    title = lambda frame: plots.knock_in_controls(frame, "label").layout.title.text.replace("<br>", " ")  # noqa: E731
     assert "not clearly more than 'other kind'" in title(controls.replace({"p": 0.002}, 0.2))
     assert "too few transcripts" in title(controls.replace({"p": 0.002}, np.nan)) and "no decision has a donor" in title(controls.assign(n=0))
+
+
+def test_one_kind_is_picked_from_a_table_of_several(table):
+    both = pd.concat([table, table.assign(kind="label", effect=-table["effect"])])
+    label = plots.effect_map(both, "label")
+    assert label.data[0].z[1][1] == -4.0 and label.layout.title.text.startswith("Label")
+    for kind in (None, "regoin"):
+        with pytest.raises(InputError, match=f"kind={kind!r}: the table holds region, label; name one of them"):
+            plots.ranked_heads(both, kind)
+
+    class Found:
+        def to_frame(self):
+            return both
+
+    assert plots.effect_map(Found(), "region").data[0].z[1][1] == 4.0
+
+
+def test_scores_are_drawn_with_their_interval_over_events():
+    values = np.zeros((4, 2, 3), np.float32)
+    values[:, 1, 2] = [1.0, 2.0, 3.0, 2.0]  # mean 2, sd .8165, t(3) 3.182: +- 1.299
+    values[:, 0, 1] = [5.0, -5.0, 4.0, -4.0]
+    figure = plots.score_map(HeadScores(values, "mean-ablation effect"))
+    assert figure.data[0].z[1][2] == 2.0 and "95% [+0.701, +3.299] over 4 events" in figure.data[2].text[1][2]
+    strong = np.array(figure.data[1].z, float)
+    assert np.isfinite(strong).sum() == 1 and strong[1, 2] == 2.0 and [a.text for a in figure.layout.annotations] == ["+2.0"]
+    assert "Mean-ablation effect over 4 events, not calibrated: highest L1H2 +2.00" in figure.layout.title.text
+    assert "no interval" in plots.score_map(HeadScores(values[:1], "x")).data[2].text[0][0]
+
+
+def test_long_titles_are_broken_and_make_room(table):
+    import plotly.graph_objects as go
+
+    short, long = (layout(go.Figure(), "word " * n, "x", "y") for n in (3, 40))
+    assert "<br>" not in short.layout.title.text and all(len(line) <= 84 for line in long.layout.title.text.split("<br>"))
+    assert long.layout.margin.t > short.layout.margin.t and long.layout.height > short.layout.height
+
+
+def test_a_figure_for_paper_is_black_on_white_and_a_copy(table):
+    screen = plots.null_distribution(table, np.linspace(0, 3, 99))
+    paper = plots.for_paper(screen, width=90.0)
+    assert paper.layout.paper_bgcolor == "white" and paper.layout.font.color == "black" and paper.layout.width == 340
+    assert screen.layout.font.color == TEXT and screen.layout.width is None

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import InputError
-from ..plots import AGAINST, FOR, LINE, MUTED
+from ..looks import AGAINST, FOR, LINE, MUTED, TEXT
 from .verdicts import CLAIM_SEEDS, MINUS, REFERENCES, Verdict, compare_arms, mean_interval, need_columns, whole
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def students_figure(table: pd.DataFrame, curves: pd.DataFrame, *, arm: str = "mi
     return figure.update_layout(
         title={"text": "<br>".join(title), "x": 0, "xanchor": "left", "font": {"size": 16}, "y": 1 - 24 / (top + inside + bottom), "yref": "container", "yanchor": "top", "pad": {"l": 12}},
         height=top + inside + bottom, margin={"l": 78, "r": 20, "t": top, "b": bottom}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": "#777777", "size": 12}, showlegend=True, legend={"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 0, "yanchor": "bottom"})
+        font={"color": TEXT, "size": 12}, showlegend=True, legend={"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 0, "yanchor": "bottom"})
 
 
 # -- panels -------------------------------------------------------------------------------------------

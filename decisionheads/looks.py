@@ -1,0 +1,63 @@
+"""How figures look: one signed scale centred at zero, colours that colour-blind readers tell apart, light, dark and paper.
+
+Figures have no background of their own and a grey that reads on white and on black, so that each works in a light and
+in a dark notebook; `for_paper` gives a copy in black on white.
+"""
+
+from __future__ import annotations
+
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+SCALE = [[0.0, "#8c510a"], [0.25, "#d8b365"], [0.5, "#f2f2f2"], [0.75, "#5ab4ac"], [1.0, "#01665e"]]
+FOR, AGAINST, MUTED, LINE = "#12978b", "#b8742b", "#a8a8a8", "#888888"  # 3 to 1 and more on white and on Jupyter's dark ground; MUTED recedes
+GRID = "rgba(136,136,136,.2)"
+TEXT = "#7b7b7b"  # 4.2 to 1 on white, 4.4 to 1 on Jupyter's dark ground
+ONE_LINE = 84  # characters of a title
+
+
+def layout(figure: Figure, title: str, x: str, y: str, height: int = 420, narrowest: int = 340) -> Figure:
+    """Title, axis titles with units, and the looks that all figures share.
+
+    Args:
+        narrowest: pixels under which the figure is scrolled rather than squeezed; kept in `layout.meta`.
+    """
+    lines = wrap(title, ONE_LINE)
+    figure.update_layout(
+        title={"text": "<br>".join(lines), "x": 0, "xanchor": "left", "font": {"size": 16}}, height=height + 22 * (len(lines) - 1),
+        margin={"l": 70, "r": 30, "t": 48 + 22 * len(lines), "b": 60}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"color": TEXT, "size": 13},
+        showlegend=False, meta={"narrowest": narrowest})
+    said = lambda text: {"text": "<br>".join(wrap(text, 46)), "font": {"size": 14}}  # noqa: E731
+    figure.update_xaxes(title=said(x), gridcolor=GRID, zerolinecolor=LINE, automargin=True)
+    figure.update_yaxes(title=said(y), gridcolor=GRID, zerolinecolor=LINE)
+    return figure
+
+
+def for_paper(figure: Figure, width: float = 180, height: float | None = None) -> Figure:
+    """A copy in black on white for a paper: `for_paper(f).write_image("f.pdf")`, which needs kaleido and a Chrome or Chromium.
+
+    Args:
+        width, height: millimetres; height by default as high as on the screen for this width.
+    """
+    import plotly.graph_objects as go
+
+    copy = go.Figure(figure)
+    pixels = 96 / 25.4
+    copy.update_layout(paper_bgcolor="white", plot_bgcolor="white", font={"color": "black"}, width=round(width * pixels),
+                       height=round(height * pixels) if height else figure.layout.height)
+    copy.update_xaxes(gridcolor="#dddddd", linecolor="black")
+    copy.update_yaxes(gridcolor="#dddddd", linecolor="black")
+    for shown in copy.layout.annotations:  # what carries a colour of its own keeps it
+        if shown.font.color in (TEXT, MUTED):
+            shown.font.color = "black"
+    return copy
+
+
+def names_of(table: pd.DataFrame) -> pd.Series:
+    """"L3H1" for each row with `layer` and `head`."""
+    return "L" + table["layer"].astype(str) + "H" + table["head"].astype(str)
