@@ -12,7 +12,7 @@ _WHERE = {
     "LabelSpace": "labels",
     "Transcript": "transcripts", "Span": "transcripts", "load_transcripts": "transcripts",
     "save_transcripts": "transcripts", "from_dataset": "transcripts",
-    "DecisionEvent": "events", "Events": "events", "find_events": "events", "find_closers": "events",
+    "DecisionEvent": "decisions", "Events": "decisions", "find_events": "events", "find_closers": "events",
     "Margin": "margin", "fix_margin": "margin",
     "MeanAblate": "interventions", "Keep": "interventions", "KnockIn": "interventions", "AddToZ": "interventions", "BlockReads": "interventions",
     "DecisionModel": "model",

@@ -11,9 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from .views import Brief
 
-@dataclass(frozen=True)
-class Prefix:
+
+@dataclass(frozen=True, repr=False)
+class Prefix(Brief):
     """A text that the model has read; computed once and never changed.
 
     Attributes:

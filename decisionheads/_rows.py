@@ -14,6 +14,7 @@ from torch import Tensor
 from ._cache import Prefix
 from ._unembed import Unembedding
 from .heads import HeadSet
+from .views import Brief
 
 ZHook = Callable[[int, Tensor], Tensor]
 PatternHook = Callable[[int, Tensor], None]
@@ -21,8 +22,8 @@ BlockedReads = Callable[[int], Tensor | None]
 Choose = Callable[[Tensor], int | None]  # logits `[vocabulary]` -> the next token, or None to stop
 
 
-@dataclass(frozen=True)
-class Rows:
+@dataclass(frozen=True, repr=False)
+class Rows(Brief):
     """Rows of one packed forward.
 
     A row sees the first `seen` positions of the prefix, and the rows of its own `branch` that stand

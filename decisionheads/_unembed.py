@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .views import Brief
+
 # largest error of exact arithmetic, relative to the standard deviation of the logits; norms and
 # softmax of many models compute in float32 even where the weights are float64
 LIMIT = {torch.float32: 1e-4, torch.float64: 1e-5, torch.float16: 0.05, torch.bfloat16: 0.3}
@@ -116,8 +118,8 @@ class Unembedding:
                 handle.remove()
 
 
-@dataclass(frozen=True, eq=False)
-class Frozen:
+@dataclass(frozen=True, eq=False, repr=False)
+class Frozen(Brief):
     """The direct path from a layer's attention output to the logits, every norm's scale held fixed.
 
     Attributes:

@@ -20,11 +20,12 @@ from jaxtyping import Float
 
 from ._cache import Prefix
 from .branches import MEMORY, Branch, branch_logits, clean_z
+from .decisions import DecisionEvent, Kind, check_kind
 from .errors import ExactnessError, InputError
-from .events import DecisionEvent, Kind
 from .heads import HeadScores, HeadSet
 from .interventions import AddToZ, Keep, MeanAblate
 from .margin import Margin, Rule, fix_margin
+from .views import Brief, Viewed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +37,7 @@ MINIMUM = 30  # reference events of a kind, below which means are refused
 
 
 @dataclass(frozen=True, eq=False)
-class ReferenceMeans:
+class ReferenceMeans(Viewed):
     """Mean z of every head at the decision position, by kind of event.
 
     Attributes:
@@ -53,6 +54,9 @@ class ReferenceMeans:
 
     def __repr__(self) -> str:
         return f"ReferenceMeans({', '.join(f'{n} {kind} events' for kind, n in self.counts.items())} of {len(self.transcripts)} transcripts)"
+
+    def _rows(self):
+        return [{"kind": kind, "events": n, "root mean square of z": float(np.sqrt((self.means[kind].astype(np.float64) ** 2).mean()))} for kind, n in self.counts.items()], len(self.counts)
 
     def of(self, event: DecisionEvent, group: str | None = None) -> Float[Array, "layer head d_head"]:
         """The means for an event.
@@ -103,7 +107,7 @@ def reference_means(model: DecisionModel, readings: Iterable[Reading], *, minimu
 
 
 @dataclass(frozen=True, eq=False)
-class Ablation:
+class Ablation(Viewed):
     """Exact effects at the events of one or more transcripts.
 
     Attributes:
@@ -126,7 +130,12 @@ class Ablation:
         return (self.margins - self.floors) / self.margins
 
     def of_kind(self, kind: Kind) -> Ablation:
-        """The primary events of one kind."""
+        """The primary events of one kind.
+
+        Raises:
+            InputError: for an unknown kind.
+        """
+        check_kind(kind)
         keep = [i for i, e in enumerate(self.events) if e.kind == kind and e.primary]
         names = tuple(self.scores.events[i] for i in keep)
         scores = HeadScores(self.scores.values[keep], self.scores.name, self.scores.unit, self.scores.sign, names, self.scores.meta)
@@ -138,10 +147,7 @@ class Ablation:
         parts = list(parts)
         if not parts:
             raise ValueError("nothing to join")
-        first = parts[0].scores
-        scores = HeadScores(np.concatenate([p.scores.values for p in parts]), first.name, first.unit, first.sign,
-                            tuple(name for p in parts for name in p.scores.events), first.meta)
-        return cls(scores, np.concatenate([p.margins for p in parts]), np.concatenate([p.floors for p in parts]),
+        return cls(HeadScores.join(p.scores for p in parts), np.concatenate([p.margins for p in parts]), np.concatenate([p.floors for p in parts]),
                    tuple(m for p in parts for m in p.measured), tuple(e for p in parts for e in p.events))
 
     def to_frame(self) -> pd.DataFrame:
@@ -167,11 +173,11 @@ def event_margin(reading: Reading, event: DecisionEvent, rule: Rule = "runner_up
                       "runner_up" if event.kind == "departure" and rule != "vocabulary" else rule)
 
 
-def mean_ablate(model: DecisionModel, reading: Reading, means: ReferenceMeans, *, rule: Rule = "runner_up", memory: int = MEMORY) -> Ablation:
+def mean_ablate(model: DecisionModel, reading: Reading | Sequence[Reading], means: ReferenceMeans, *, rule: Rule = "runner_up", memory: int = MEMORY) -> Ablation:
     """Ablate every head at every event of a transcript: `events x (layers x heads + 2)` packed rows.
 
     Args:
-        reading: the transcript, read with its events.
+        reading: the transcript, read with its events; or several, whose events come one after the other.
         means: reference means of a disjoint split.
         rule: what a choice is measured against; see `margin.fix_margin`.
         memory: bytes that one pack of rows may take.
@@ -180,6 +186,8 @@ def mean_ablate(model: DecisionModel, reading: Reading, means: ReferenceMeans, *
         ExactnessError: if the clean rows differ from the plain model's logits.
         InputError: if the transcript is one of the reference split.
     """
+    if isinstance(reading, Sequence):
+        return Ablation.join(mean_ablate(model, r, means, rule=rule, memory=memory) for r in reading)
     probes = [Probe(event.position, means.of(event, reading.transcript.group), (event_margin(reading, event, rule),)) for event in reading.events]
     measured = measure(model, reading.prefix, probes, memory)
     for event, row in zip(reading.events, measured.clean, strict=True):
@@ -189,8 +197,8 @@ def mean_ablate(model: DecisionModel, reading: Reading, means: ReferenceMeans, *
     return Ablation(scores, measured.margins[:, 0], measured.floors[:, 0], tuple(p.margins[0] for p in probes), reading.events)
 
 
-@dataclass(frozen=True, eq=False)
-class Probe:
+@dataclass(frozen=True, eq=False, repr=False)
+class Probe(Brief):
     """A token whose margins are measured with every head ablated in turn.
 
     Attributes:
@@ -204,8 +212,8 @@ class Probe:
     margins: tuple[Margin, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Measured:
+@dataclass(frozen=True, eq=False, repr=False)
+class Measured(Brief):
     """Exact effects at probes.
 
     Attributes:

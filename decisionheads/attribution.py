@@ -9,7 +9,7 @@ verdict: gradients miss saturation, and the direct path leaves out everything la
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,14 +23,15 @@ from .errors import InputError
 from .heads import HeadScores
 from .interventions import Interpolate
 from .margin import Margin, Rule
+from .views import Brief, Viewed
 
 if TYPE_CHECKING:
     from .ablation import ReferenceMeans
     from .model import DecisionModel, Reading
 
 
-@dataclass(frozen=True, eq=False)
-class Attribution:
+@dataclass(frozen=True, eq=False, repr=False)
+class Attribution(Brief, Viewed):
     """Scores in logits, `[event, layer, head]`.
 
     Attributes:
@@ -41,18 +42,26 @@ class Attribution:
     gradient: HeadScores
     direct: HeadScores
 
+    @classmethod
+    def join(cls, parts: Iterable[Attribution]) -> Attribution:
+        """The events of several transcripts, one after the other."""
+        parts = list(parts)
+        return cls(HeadScores.join(p.gradient for p in parts), HeadScores.join(p.direct for p in parts))
 
-def attribute(model: DecisionModel, reading: Reading, means: ReferenceMeans, *, steps: int = 0, rule: Rule = "runner_up", memory: int = MEMORY) -> Attribution:
+
+def attribute(model: DecisionModel, reading: Reading | Sequence[Reading], means: ReferenceMeans, *, steps: int = 0, rule: Rule = "runner_up", memory: int = MEMORY) -> Attribution:
     """Attribute the margin of every event of a transcript to the heads at its position.
 
     Args:
-        reading: the transcript, read with its events.
+        reading: the transcript, read with its events; or several, whose events come one after the other.
         means: reference means of a disjoint split.
         steps: 0 for one step at the clean point; n for the mean gradient at n midpoints between
             means and clean values, a layer at a time.
         rule: what a choice is measured against.
         memory: bytes that one pack of rows may take.
     """
+    if isinstance(reading, Sequence):
+        return Attribution.join(attribute(model, r, means, steps=steps, rule=rule, memory=memory) for r in reading)
     if steps < 0:
         raise ValueError("steps counts midpoints; it cannot be negative")
     hooked, events = model.hooked, reading.events

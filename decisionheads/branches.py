@@ -22,13 +22,14 @@ from ._cache import Prefix
 from ._rows import Engine, Rows, ZHook
 from .errors import InputError
 from .interventions import READS, BlockReads, Intervention, Keep, ReplaceValues
+from .views import Brief
 
 MEMORY = 512 * 2**20  # bytes for the attention scores of one pack and what goes with them
 ROWS = 256  # rows of one pack: what they might read of each other is computed and thrown away
 
 
-@dataclass(frozen=True, eq=False)
-class Branch:
+@dataclass(frozen=True, eq=False, repr=False)
+class Branch(Brief):
     """A continuation of the first `position` tokens of a text.
 
     Attributes:
@@ -227,7 +228,8 @@ def _check(hooked: Engine, prefix: Prefix, branch: Branch) -> None:
             raise InputError(f"{hooked.name}: z is not the plain weighted sum of cached values, so values cannot be replaced after softmax; use BlockReads")
         heads = getattr(change, "heads", None)
         if heads is not None and not isinstance(change, Keep) and not heads <= hooked.heads:
-            raise ValueError(f"{next(iter(heads - hooked.heads))} is not a head of {hooked.name}")
+            heads.check(hooked.n_layers, hooked.n_heads, hooked.name)
+            raise InputError(f"{next(iter(heads - hooked.heads))} is not a head of {hooked.name}: its layer has no attention; choose heads of other layers")
         given = next((getattr(change, name).shape for name in ("means", "donor", "values") if getattr(change, name, None) is not None), shape)
         if tuple(given) != shape:
             raise ValueError(f"values of shape {tuple(given)} do not fit {hooked.name}, whose heads are {shape}")

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from .views import Brief, Viewed
+
 Array = np.ndarray
 MOST, LEAST, CALIPER = 5, 2, 0.25
 
@@ -22,7 +24,7 @@ MOST, LEAST, CALIPER = 5, 2, 0.25
 
 
 @dataclass(frozen=True)
-class MatchedSets:
+class MatchedSets(Viewed):
     """Events with their nulls; an event without enough nulls has none and leaves calibration.
 
     Attributes:
@@ -32,6 +34,9 @@ class MatchedSets:
 
     nulls: tuple[tuple[int, ...], ...]
     balance: Float[Array, " covariate"]
+
+    def __repr__(self) -> str:
+        return f"MatchedSets({len(self.kept)} of {len(self.nulls)} events have nulls, {sum(map(len, self.nulls))} in all; balance within {np.abs(self.balance).max(initial=0):.2f} sd)"
 
     @property
     def kept(self) -> list[int]:
@@ -99,8 +104,8 @@ def slopes(effects: Float[Array, "null head"], margins: Float[Array, " null"]) -
 # -- the statistic ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Sets:
+@dataclass(frozen=True, repr=False)
+class Sets(Brief):
     """Matched sets of one kind as arrays.
 
     Attributes:
@@ -160,7 +165,7 @@ def statistic(differences: Float[Array, "*draw transcript head"]) -> Float[Array
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(Viewed):
     """Calibrated heads of one kind.
 
     Attributes:
@@ -179,6 +184,10 @@ class Calibration:
     q_by: Float[Array, " head"]
     transcripts: int
     null_max: Float[Array, " draw"]
+
+    def __repr__(self) -> str:
+        return (f"Calibration({len(self.statistic)} heads over {self.transcripts} transcripts, {len(self.null_max)} permutations: {int((self.q_value <= 0.05).sum())} with q <= .05, "
+                f"{int((self.p_maxt <= 0.05).sum())} with max-T p <= .05)")
 
     def ranking(self) -> Int[Array, " head"]:
         """Heads by statistic, largest first; ties in (layer, head) order."""

@@ -12,10 +12,11 @@ import pandas as pd
 from .errors import InputError
 from .heads import Head
 from .run_folder import open_run, read_table
+from .views import Brief, Viewed
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
+@dataclass(frozen=True, eq=False, repr=False)
+class Run(Brief):
     """What a comparison takes from a run folder.
 
     Attributes:
@@ -46,7 +47,7 @@ class Run:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Viewed):
     """Two runs, with the same figures for each."""
 
     one: Run

@@ -25,6 +25,7 @@ from .events import find_events, first_mentions
 from .labels import LabelSpace, Mention
 from .margin import Margin, fix_margin
 from .transcripts import Encoded, Transcript, encode
+from .views import Brief
 
 WINDOW, NEAR = 24, 8  # tokens before a cut that are tokenized again with the cue, and those that must come out the same
 
@@ -37,8 +38,8 @@ class Step(NamedTuple):
     against: tuple[int, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Target:
+@dataclass(frozen=True, eq=False, repr=False)
+class Target(Brief):
     """What is fed after a cut, and where the region is read.
 
     Attributes:
@@ -66,8 +67,8 @@ class Cut(NamedTuple):
     named: bool
 
 
-@dataclass(frozen=True, eq=False)
-class CuedCode:
+@dataclass(frozen=True, eq=False, repr=False)
+class CuedCode(Brief):
     """A code of an answer with its mention.
 
     Attributes:

@@ -19,8 +19,9 @@ from .ablation import ReferenceMeans, event_margin
 from .branches import MEMORY
 from .calibration import Calibration, MatchedSets, Sets, bootstrap_interval, calibrate
 from .cues import formatted
+from .decisions import Kind
 from .errors import ExactnessError, InputError
-from .events import Kind, find_closers
+from .events import find_closers
 from .heads import Head, HeadSet
 from .labels import LabelSpace
 from .model import DecisionModel
@@ -32,6 +33,8 @@ from .standing import Standing, stand
 from .survey import Options, Survey, match_kind, split, survey
 from .survey import reference as reference_of
 from .transcripts import Transcript, encode, prompt_ids
+from .views import MOST, Viewed
+from .words import some_heads
 
 EXPLORATORY = 24  # transcripts, below which a result is headed so
 HALF_DRAWS = 1_999  # permutations for the halves of the selection split
@@ -41,7 +44,7 @@ STAGES = {"reading reference": 2, "slopes of nulls": 6, "reading selection": 4, 
 
 
 @dataclass(frozen=True, eq=False)
-class KindResult:
+class KindResult(Viewed):
     """What was found for one kind of event.
 
     Attributes:
@@ -60,9 +63,15 @@ class KindResult:
     matched: MatchedSets
     summary: dict
 
+    def __repr__(self) -> str:
+        return f"KindResult({self.table['kind'].iloc[0]}: {len(self.selected)} of {len(self.table)} heads selected: {some_heads(list(map(str, self.selected)))}; {self.calibration!r})"
+
+    def _rows(self):
+        return _shown(self.table.head(MOST)), len(self.table)
+
 
 @dataclass(frozen=True, eq=False)
-class Discovery:
+class Discovery(Viewed):
     """The result of `discover`.
 
     Attributes:
@@ -96,6 +105,17 @@ class Discovery:
     def __repr__(self) -> str:
         found = "; ".join(f"{kind}: {', '.join(map(str, list(r.selected)[:4])) or 'none'}{' ...' if len(r.selected) > 4 else ''}" for kind, r in self.kinds.items())
         return f"Discovery({self.model}, {self.shape[0]} x {self.shape[1]} heads; selected {found})"
+
+    def _rows(self):
+        table = self.to_frame()
+        selected = table[table["selected"]]
+        return _shown(selected.head(2 * MOST)), len(selected)
+
+
+def _shown(table: pd.DataFrame) -> list[dict]:
+    """Rows of heads as a notebook shows them."""
+    return [{"kind": r.kind, "head": str(Head(r.layer, r.head)), "effect, logits": f"{r.effect:+.2f}", "95%": f"[{r.ci_low:+.2f}, {r.ci_high:+.2f}]", "at null tokens": f"{r.null_effect:+.2f}",
+             "q": f"{r.q_value:.4f}", "max-T p": f"{r.p_maxt:.4f}", "selected": bool(r.selected)} for r in table.itertuples()]
 
 
 def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: LabelSpace, *, memory: int = MEMORY,

@@ -31,6 +31,7 @@ from .model import DecisionModel, Reading
 from .necessity import plain, share_limits
 from .prefixes import Prefixes
 from .transcripts import Encoded, Transcript, encode
+from .views import Brief, Viewed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 Array = np.ndarray
 
 
-@dataclass(frozen=True, eq=False)
-class CuedText:
+@dataclass(frozen=True, eq=False, repr=False)
+class CuedText(Brief):
     """A transcript that was read, with its codes and the margins at their cuts, `[cut]` for each code."""
 
     transcript: Transcript
@@ -133,7 +134,7 @@ def leads(margins: Float[Array, "mention k"]) -> Int[Array, " mention"]:
 
 
 @dataclass(frozen=True, eq=False)
-class Elicitation:
+class Elicitation(Viewed):
     """What `elicit` found. Margins are logits, NaN where a mention has no such cut.
 
     Attributes:

@@ -42,12 +42,13 @@ from .necessity import plain
 from .scoring import head_table
 from .survey import split
 from .transcripts import Transcript
+from .views import Brief, Viewed
 
 Array = np.ndarray
 
 
-@dataclass(frozen=True, eq=False)
-class Member:
+@dataclass(frozen=True, eq=False, repr=False)
+class Member(Brief):
     """A cut at which heads are ablated; `row` and `margin` (in columns of `target.ids`) were fixed in the clean run."""
 
     position: int
@@ -57,8 +58,8 @@ class Member:
     value: float
 
 
-@dataclass(frozen=True, eq=False)
-class LeadCut:
+@dataclass(frozen=True, eq=False, repr=False)
+class LeadCut(Brief):
     """The lead cut of one mention and its nulls, nearest in margin first; none where fewer than two are to be had."""
 
     text: CuedText
@@ -68,7 +69,7 @@ class LeadCut:
 
 
 @dataclass(frozen=True, eq=False)
-class ElicitationHeads:
+class ElicitationHeads(Viewed):
     """The heads of the elicitation family.
 
     Attributes:

@@ -15,103 +15,16 @@ Everything that is not an event is counted by reason.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
-from .labels import END, LabelSpace, LabelTrie, Mention, Node, token_sequences
+from .decisions import DecisionEvent, Dropped, Events
+from .label_trie import END, LabelTrie, Node, token_sequences
+from .labels import LabelSpace, Mention
 from .transcripts import Encoded, Transcript, encode
 
-Kind = Literal["region", "label", "departure"]
-KINDS: tuple[Kind, ...] = ("region", "label", "departure")
 _AROUND = 48  # characters on either side that are re-tokenized to see a label in place
-
-
-@dataclass(frozen=True)
-class DecisionEvent:
-    """One token-level decision. The logits at `position` predict the chosen token.
-
-    Attributes:
-        transcript: id of the transcript.
-        kind: region, label or departure.
-        position: token position `t`; interventions and attention rows are at `t`.
-        chosen: token id at `t + 1`.
-        alternatives: all live next token ids, the chosen one included, ascending.
-        competitors: the token ids it competes with (the near-miss's token for a departure).
-        mixed: region events only: live ids that lead to the chosen region and to others.
-        label, region: what was written.
-        near_miss: departures only: the label departed from.
-        start, end: characters of the label's mention in the whole text.
-        primary: region events: a single region is alive afterwards. True for the other kinds.
-        copied: the label itself was named in the reasoning.
-        short_prefix: departures only: label and near-miss share no more than a space and a letter.
-        spans: `(name, start, end)` in characters of the whole text that the event may read.
-    """
-
-    transcript: str
-    kind: Kind
-    position: int
-    chosen: int
-    alternatives: tuple[int, ...]
-    competitors: tuple[int, ...]
-    label: str
-    region: str
-    start: int
-    end: int
-    near_miss: str | None = None
-    mixed: tuple[int, ...] = ()
-    primary: bool = True
-    copied: bool = False
-    short_prefix: bool = False
-    spans: tuple[tuple[str, int, int], ...] = ()
-
-    @property
-    def name(self) -> str:
-        return f"{self.transcript}@{self.position}:{self.kind}"
-
-
-class Dropped(NamedTuple):
-    """A decision that could not be an event, and why."""
-
-    transcript: str
-    label: str
-    start: int
-    reason: str
-    kind: str = ""
-
-
-@dataclass(frozen=True)
-class Events:
-    """The events of one or more transcripts, with what was dropped and near-misses that were accepted."""
-
-    events: tuple[DecisionEvent, ...]
-    dropped: tuple[Dropped, ...] = ()
-    accepted_near_misses: int = 0
-
-    def __len__(self) -> int:
-        return len(self.events)
-
-    def __iter__(self):
-        return iter(self.events)
-
-    def of_kind(self, kind: Kind) -> tuple[DecisionEvent, ...]:
-        """Events of a kind; of region events only the primary ones."""
-        return tuple(e for e in self.events if e.kind == kind and e.primary)
-
-    def dropped_by_reason(self) -> dict[str, int]:
-        return dict(sorted(Counter(d.reason for d in self.dropped).items()))
-
-    def __repr__(self) -> str:
-        kinds = Counter(e.kind for e in self.events)
-        shown = ", ".join(f"{kinds[kind]} {kind}" for kind in KINDS)
-        return f"Events({shown}; dropped {self.dropped_by_reason() or 'none'})"
-
-    @classmethod
-    def join(cls, parts: Iterable[Events]) -> Events:
-        parts = list(parts)
-        return cls(tuple(e for p in parts for e in p.events), tuple(d for p in parts for d in p.dropped),
-                   sum(p.accepted_near_misses for p in parts))
 
 
 def find_events(transcript: Transcript, labels: LabelSpace, tokenizer, *, encoded: Encoded | None = None,

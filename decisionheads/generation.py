@@ -30,6 +30,7 @@ from .prompts import Layout, Prompt, Prompter
 from .run_folder import digest, read_json, versions, write
 from .task_score import task_score
 from .transcripts import Transcript, encode, save_transcripts
+from .views import Brief
 from .writing import Answering, Answers, Greedy, Writer, appended, end_tokens
 from .writing import write as write_texts
 
@@ -74,8 +75,8 @@ class Generating:
         return Answers(labels, tokenizer, ends, self.cue, self.between, self.most, self.until)
 
 
-@dataclass(frozen=True)
-class Generated:
+@dataclass(frozen=True, repr=False)
+class Generated(Brief):
     """What came of it.
 
     Attributes:

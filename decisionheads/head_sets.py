@@ -21,11 +21,12 @@ from ._cache import Prefix
 from ._processes import spread
 from .ablation import ReferenceMeans, event_margin
 from .branches import MEMORY, Branch, branch_logits
+from .decisions import Kind, check_kind
 from .errors import InputError
-from .events import Kind
 from .heads import Head, HeadSet
 from .interventions import Keep, MeanAblate
 from .margin import Margin
+from .views import Brief, Viewed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 Array = np.ndarray
 
 
-@dataclass(frozen=True, eq=False)
-class Case:
+@dataclass(frozen=True, eq=False, repr=False)
+class Case(Brief):
     """One decision, ready to be measured with any set of heads ablated.
 
     Attributes:
@@ -63,7 +64,8 @@ class Case:
 
 
 def cases_of(readings: Iterable[Reading], kind: Kind, means: ReferenceMeans) -> list[Case]:
-    """The primary events of a kind; raises InputError if a transcript, or its group, is of the reference split."""
+    """The primary events of a kind; raises InputError if a transcript, or its group, is of the reference split, or for an unknown kind."""
+    check_kind(kind)
     found = []
     for r in readings:
         answer = int(r.encoded.tokens_in(r.transcript.answer_start, len(r.transcript.text))[0])
@@ -77,8 +79,8 @@ def with_reference(cases: Sequence[Case], zbar: Callable[[int], Float[Array, "la
     return [replace(c, zbar=zbar(i)) for i, c in enumerate(cases)]
 
 
-@dataclass(frozen=True, eq=False)
-class SetMargins:
+@dataclass(frozen=True, eq=False, repr=False)
+class SetMargins(Brief):
     """Margins with sets of heads ablated, and with all others ablated.
 
     Attributes:
@@ -144,7 +146,7 @@ def pooled_recovery(found: SetMargins) -> Float[Array, " set"]:
 
 
 @dataclass(frozen=True, eq=False)
-class Selection:
+class Selection(Viewed):
     """A set, frozen.
 
     Attributes:

@@ -18,9 +18,19 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from .errors import InputError
+from .views import MOST, Viewed, view
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     import pandas as pd
+
+    class Model(Protocol):
+        """A `DecisionModel`, as far as a head set knows it."""
+
+        name: str
+        n_layers: int
+        n_heads: int
 
 Array = np.ndarray
 
@@ -56,7 +66,7 @@ def kv_group(head: int, n_heads: int, n_kv_heads: int) -> int:
     return head // (n_heads // n_kv_heads)
 
 
-class HeadSet:
+class HeadSet(Viewed):
     """An immutable, hashable set of heads, always in (layer, head) order.
 
     Supports `| & - ^ <= in len iter`. Any iterable of `Head`, `(layer, head)` or "L3H1" makes one.
@@ -107,6 +117,10 @@ class HeadSet:
         shown = ", ".join(map(str, self._heads[:12])) + (", ..." if len(self) > 12 else "")
         return f"HeadSet({len(self)}: {shown})" if self._heads else "HeadSet(empty)"
 
+    def _rows(self):
+        layers = self.per_layer()
+        return [{"layer": layer, "heads": " ".join(str(h) for h in self if h.layer == layer)} for layer in list(layers)[:MOST]], len(layers)
+
     def per_layer(self) -> dict[int, int]:
         """How many heads of each layer are in the set."""
         return dict(sorted(Counter(h.layer for h in self).items()))
@@ -114,11 +128,21 @@ class HeadSet:
     def to_list(self) -> list[tuple[int, int]]:
         return [(h.layer, h.head) for h in self]
 
+    def check(self, n_layers: int, n_heads: int, name: str = "") -> None:
+        """Refuse heads that a model of this shape does not have.
+
+        Raises:
+            InputError: names the first such head, and the heads there are.
+        """
+        odd = next((h for h in self if h.layer >= n_layers or h.head >= n_heads), None)
+        if odd is not None:
+            raise InputError(f"{odd} is not in {name or 'a model'} of {n_layers} layers by {n_heads} heads (L0H0 to {Head(n_layers - 1, n_heads - 1)}); "
+                             "heads are counted from 0, and a set belongs to the model it was found in")
+
     def to_mask(self, n_layers: int, n_heads: int) -> Bool[Array, "layer head"]:
         mask = np.zeros((n_layers, n_heads), bool)
+        self.check(n_layers, n_heads)
         for layer, head in self:
-            if layer >= n_layers or head >= n_heads:
-                raise ValueError(f"{Head(layer, head)} is not in a model of {n_layers} layers by {n_heads} heads")
             mask[layer, head] = True
         return mask
 
@@ -135,13 +159,32 @@ class HeadSet:
         """A content hash: equal sets, equal digests."""
         return hashlib.sha256(json.dumps(self.to_list()).encode()).hexdigest()[:16]
 
-    def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps({"heads": [str(h) for h in self], "digest": self.digest}, indent=1) + "\n")
+    def save(self, path: str | Path, model: Model | None = None) -> None:
+        """Freeze the set in a JSON file, with the model that it belongs to if one is given."""
+        of = {"model": {"name": model.name, "layers": model.n_layers, "heads": model.n_heads}} if model is not None else {}
+        Path(path).write_text(json.dumps({"heads": [str(h) for h in self], "digest": self.digest, **of}, indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: str | Path) -> HeadSet:
-        record = json.loads(Path(path).read_text())
-        loaded = cls(record["heads"])
+    def load(cls, path: str | Path, model: Model | None = None) -> HeadSet:
+        """Read a frozen set.
+
+        Args:
+            model: refuse a set of another model than this one.
+
+        Raises:
+            InputError: for a file that is no head set, was changed since, or belongs to another model.
+        """
+        try:
+            record = json.loads(Path(path).read_text())
+            loaded = cls(record["heads"])
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise InputError(f"{path} holds no head set ({type(error).__name__}); HeadSet.save writes one") from None
+        of = record.get("model")
+        if model is not None and of is not None and of != {"name": model.name, "layers": model.n_layers, "heads": model.n_heads}:
+            raise InputError(f"{path} is a head set of {of['name']} ({of['layers']} layers by {of['heads']} heads) and not of {model.name} ({model.n_layers} by {model.n_heads}); "
+                             "find one for this model, or load the other")
+        if model is not None:
+            loaded.check(model.n_layers, model.n_heads, model.name)
         if loaded.digest != record.get("digest"):
             raise InputError(f"{path}: the head set was changed after it was frozen; restore the file or freeze it again")
         return loaded
@@ -169,7 +212,7 @@ class HeadSet:
 
 
 @dataclass(frozen=True)
-class Ranking:
+class Ranking(Viewed):
     """Heads in order of score, ties in (layer, head) order.
 
     Attributes:
@@ -190,6 +233,9 @@ class Ranking:
     def __repr__(self) -> str:
         rows = ", ".join(f"{h} {s:+.3f}" for h, s in self)
         return f"Ranking({rows}{f'; {len(self.tied)} more tied at the cut' if self.tied else ''})"
+
+    def _repr_html_(self) -> str:
+        return view("Ranking", f"of {len(self)} heads", ([{"head": str(h), "score": s} for h, s in self], len(self)), f"{len(self.tied)} more tied at the cut" if self.tied else "")
 
 
 @dataclass(frozen=True)
@@ -217,6 +263,17 @@ class HeadScores:
             raise ValueError(f"scores are [event, layer, head]; got an array of shape {self.values.shape}")
         if self.events and len(self.events) != len(self.values):
             raise ValueError(f"{len(self.events)} event names for {len(self.values)} rows of scores")
+
+    @classmethod
+    def join(cls, parts: Iterable[HeadScores]) -> HeadScores:
+        """The events of several scores of one name, one after the other; meta of the first."""
+        parts = list(parts)
+        if not parts:
+            raise ValueError("nothing to join")
+        if len({(p.name, p.unit, p.values.shape[1:]) for p in parts}) > 1:
+            raise ValueError(f"scores of different names or models are not joined: {', '.join(sorted({p.name for p in parts}))}")
+        first = parts[0]
+        return cls(np.concatenate([p.values for p in parts]), first.name, first.unit, first.sign, tuple(name for p in parts for name in p.events), first.meta)
 
     def mean(self) -> Float[Array, "layer head"]:
         """Mean over events, in float64; refuses when there is none."""
@@ -266,11 +323,9 @@ class HeadScores:
         return f"HeadScores({self.name}, {self.unit}: {n} events x {layers} layers x {heads} heads; top {best})"
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        rows = "".join(f"<tr><td>{h}</td><td style='text-align:right'>{s:+.3f}</td></tr>" for h, s in self.top(8)) if len(self.values) else ""
-        return (f"<table><caption>{escape(self.name)}, mean over {len(self.values)} events ({escape(self.sign)})</caption>"
-                f"<tr><th>head</th><th>{escape(self.unit)}</th></tr>{rows}</table>")
+        n, layers, heads = self.values.shape
+        rows = [{"head": str(h), self.unit: f"{s:+.3f}"} for h, s in self.top(8)] if n else []
+        return view(self.name, f"mean over {n} events, {layers} layers x {heads} heads ({self.sign})", (rows, layers * heads))
 
 
 def overlaps(sets: Mapping[str, HeadSet], total: int) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from .heads import HeadSet
+from .views import Brief
 
 Array = np.ndarray
 
@@ -27,8 +28,8 @@ class ZEdit(NamedTuple):
     adds: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class MeanAblate:
+@dataclass(frozen=True, eq=False, repr=False)
+class MeanAblate(Brief):
     """Replace z of `heads` by reference means `[layer, head, d_head]`."""
 
     heads: HeadSet
@@ -38,8 +39,8 @@ class MeanAblate:
         return ZEdit(self.heads.to_mask(*self.means.shape[:2]).astype(np.float32), self.means)
 
 
-@dataclass(frozen=True, eq=False)
-class Keep:
+@dataclass(frozen=True, eq=False, repr=False)
+class Keep(Brief):
     """Replace z of all heads but `heads` by reference means; `Keep(HeadSet(), means)` gives m0."""
 
     heads: HeadSet
@@ -49,8 +50,8 @@ class Keep:
         return ZEdit(1 - self.heads.to_mask(*self.means.shape[:2]).astype(np.float32), self.means)
 
 
-@dataclass(frozen=True, eq=False)
-class KnockIn:
+@dataclass(frozen=True, eq=False, repr=False)
+class KnockIn(Brief):
     """Replace z of `heads` by a donor event's own z `[layer, head, d_head]`."""
 
     heads: HeadSet
@@ -60,8 +61,8 @@ class KnockIn:
         return ZEdit(self.heads.to_mask(*self.donor.shape[:2]).astype(np.float32), self.donor)
 
 
-@dataclass(frozen=True, eq=False)
-class AddToZ:
+@dataclass(frozen=True, eq=False, repr=False)
+class AddToZ(Brief):
     """Add `[layer, head, d_head]` to z of `heads`: steering, or noise of a chosen size."""
 
     heads: HeadSet
@@ -71,8 +72,8 @@ class AddToZ:
         return ZEdit(self.heads.to_mask(*self.values.shape[:2]).astype(np.float32), self.values, adds=True)
 
 
-@dataclass(frozen=True, eq=False)
-class Interpolate:
+@dataclass(frozen=True, eq=False, repr=False)
+class Interpolate(Brief):
     """Move z of a whole layer towards the means: `means + alpha * (z - means)`, for integrated attribution."""
 
     layer: int
@@ -102,8 +103,8 @@ class BlockReads:
         return (where >= self.start) & (where < self.end) & (where != own)
 
 
-@dataclass(frozen=True, eq=False)
-class ReplaceValues:
+@dataclass(frozen=True, eq=False, repr=False)
+class ReplaceValues(Brief):
     """After softmax, `heads` get `values` from the key positions `start:end` instead of those keys' own.
 
     Nothing renormalises. Without `values` the span's weights are dropped. It acts on z as attention forms

@@ -40,9 +40,10 @@ from ._processes import spread
 from .ablation import check_clean
 from .branches import MEMORY, Branch, branch_logits, clean_z, run_pack
 from .calibration import bootstrap_interval, p_value
-from .events import DecisionEvent, Kind
+from .decisions import DecisionEvent, Kind, check_kind
 from .heads import HeadSet
 from .interventions import KnockIn
+from .views import Viewed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,7 +58,7 @@ FEWEST, FLIPS = 6, 9_999  # transcripts (or groups), below which p-values and in
 
 
 @dataclass(frozen=True, eq=False)
-class KnockedIn:
+class KnockedIn(Viewed):
     """What knock-in did, for each recipient that has a true donor. NaN: the recipient has no donor for the control.
 
     Attributes:
@@ -152,8 +153,11 @@ def knock_in(model: DecisionModel, readings: Sequence[Reading], heads: HeadSet, 
         seed: of donors, random heads and noise; donors do not depend on `heads`.
 
     Raises:
+        InputError: for an unknown kind, or heads that the model does not have.
         ExactnessError: if the clean rows differ from the plain model's logits.
     """
+    check_kind(kind)
+    heads.check(model.n_layers, model.n_heads, model.name)
     recipients, without = draw_donors(readings, kind, seed)
     used = {e.name for b in recipients for e in (b.event, *b.donors.values())}
 

@@ -10,22 +10,17 @@ import csv
 import io
 import json
 import re
-from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from .errors import InputError
+from .label_trie import LabelTrie
+from .views import MOST, Viewed
 
 ICD10 = re.compile(r"[A-Z]([0-9][0-9A-Z]|A[0-9])(\.[0-9A-Z]{1,4})?")  # A[0-9]: ICD-10-CM has a category QA0 since 2026
-_BATCH = 4096  # texts tokenized at once: offsets of 300,000 titles would fill gigabytes
 _HALF = re.compile("[\ud800-\udfff]")
-END = -1  # in the trie: the label ends here
 
 
 def icd10_category(label: str) -> str:
@@ -41,7 +36,7 @@ class Mention(NamedTuple):
     end: int
 
 
-class LabelSpace:
+class LabelSpace(Viewed):
     """Labels with their regions and descriptions.
 
     Args:
@@ -92,6 +87,10 @@ class LabelSpace:
 
     def __repr__(self) -> str:
         return f"LabelSpace({len(self)} labels in {len(set(self.regions.values()))} regions)"
+
+    def _rows(self):
+        regions = Counter(self.regions.values())
+        return [{"region": region, "labels": n} for region, n in regions.most_common(MOST)], len(regions)
 
     def region(self, label: str) -> str:
         return self.regions[label]
@@ -262,89 +261,3 @@ def _ends_at(text: str, stop: int) -> bool:
         return not text[stop - 1].isalnum()
     goes_on = text[stop] in ".-" and stop + 1 < len(text) and text[stop + 1].isalnum()
     return not goes_on
-
-
-class Node(NamedTuple):
-    """A node of the trie: the labels `lo <= i < hi` of the sorted order share `depth` tokens."""
-
-    lo: int
-    hi: int
-    depth: int
-
-
-@dataclass(frozen=True, eq=False)
-class LabelTrie:
-    """Token sequences of labels, sorted; a node is a range of rows.
-
-    Attributes:
-        ids: `[label, token]` token ids, padded with END; column-major, so that a search copies nothing.
-        region: `[label]` region number of each row.
-        order: `[label]` index into `LabelSpace.labels` of each row.
-        rank: `[label]` the row of each index: the inverse of `order`.
-        rows_of_region: for each region its rows, ascending.
-    """
-
-    ids: np.ndarray
-    region: np.ndarray
-    order: np.ndarray
-    rank: np.ndarray
-    rows_of_region: tuple[np.ndarray, ...]
-
-    @classmethod
-    def build(cls, space: LabelSpace, tokenizer, before: str, lead: str) -> LabelTrie:
-        sequences = token_sequences(tokenizer, [before + lead + label for label in space.labels], len(before))
-        return cls.from_sequences(sequences, [space.regions[label] for label in space.labels])
-
-    @classmethod
-    def from_sequences(cls, sequences: Sequence[Sequence[int]], regions: Sequence[str]) -> LabelTrie:
-        ids = np.full((len(sequences), max(map(len, sequences)) + 1), END, np.int32)
-        for row, sequence in zip(ids, sequences, strict=True):
-            row[: len(sequence)] = sequence
-        order = np.lexsort(ids.T[::-1])
-        names = {name: i for i, name in enumerate(dict.fromkeys(regions))}
-        region = np.array([names[name] for name in regions], np.int32)[order]
-        by_region = np.argsort(region, kind="stable")
-        splits = np.searchsorted(region[by_region], np.arange(1, len(names)))
-        trie = cls(np.asfortranarray(ids[order]), region, order, np.argsort(order), tuple(np.split(by_region, splits)))
-        object.__setattr__(trie, "_distinct", lru_cache(maxsize=None)(trie._count_regions))
-        return trie
-
-    @property
-    def root(self) -> Node:
-        return Node(0, len(self.ids), 0)
-
-    def children(self, node: Node) -> dict[int, Node]:
-        """All next tokens (END where a label ends) with their nodes, by jumping over each run."""
-        found, column, at = {}, self.ids[node.lo:node.hi, node.depth], 0
-        while at < len(column):
-            token = int(column[at])
-            stop = int(np.searchsorted(column, token, "right"))
-            found[token] = Node(node.lo + at, node.lo + stop, node.depth + 1)
-            at = stop
-        return found
-
-    def sequence(self, row: int) -> list[int]:
-        """The token ids of a row, without the end."""
-        return [int(i) for i in self.ids[row] if i != END]
-
-    def has_region(self, node: Node, region: int) -> bool:
-        rows = self.rows_of_region[region]
-        return bisect_left(rows, node.hi) > bisect_left(rows, node.lo)
-
-    def n_regions(self, node: Node) -> int:
-        """How many regions are alive at a node; counted once a node, then remembered."""
-        return self._distinct(node.lo, node.hi)
-
-    def _count_regions(self, lo: int, hi: int) -> int:
-        return len(np.unique(self.region[lo:hi]))
-
-
-def token_sequences(tokenizer, texts: Sequence[str], skip: int) -> list[list[int]]:
-    """Token ids of each text from the first token that starts at character `skip` or reaches past it."""
-    found: list[list[int]] = []
-    for start in range(0, len(texts), _BATCH):
-        encoded = tokenizer(list(texts[start:start + _BATCH]), add_special_tokens=False, return_offsets_mapping=True)
-        for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            first = next((i for i, (_, stop) in enumerate(offsets) if stop > skip), len(ids))
-            found.append(ids[first:])
-    return found

@@ -14,11 +14,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .views import Viewed
+
 Rule = Literal["runner_up", "logsumexp", "vocabulary"]
 
 
 @dataclass(frozen=True)
-class Margin:
+class Margin(Viewed):
     """A fixed margin: chosen token id against one id, or against the logsumexp of several."""
 
     chosen: int

@@ -22,16 +22,18 @@ from ._cache import Prefix
 from ._classic import Classic
 from ._hooked import Hooked
 from ._self_test import SelfTest, self_test
+from .decisions import DecisionEvent, Events
 from .errors import InputError
-from .events import DecisionEvent, Events, find_events
+from .events import find_events
 from .labels import LabelSpace
 from .prefixes import Prefixes
 from .transcripts import Encoded, Transcript, encode
+from .views import Viewed
 
 if TYPE_CHECKING:
     from .ablation import Ablation, ReferenceMeans
     from .attribution import Attribution
-    from .events import Kind
+    from .decisions import Kind
     from .heads import HeadSet
     from .knock_in import KnockedIn
     from .read_blocking import Blocked
@@ -41,7 +43,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.f
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class Reading(Viewed):
     """A transcript that the model has read: its tokens, its events, and its prefix.
 
     Attributes:
@@ -188,9 +190,18 @@ class DecisionModel:
         return find_events(transcript, labels, self.tokenizer, **options)
 
     def read(self, transcript: Transcript, events: Iterable[DecisionEvent]) -> Reading:
-        """Prefill a transcript once, for everything that is asked of its events afterwards."""
+        """Prefill a transcript once, for everything that is asked of its events afterwards.
+
+        Raises:
+            InputError: for events of another transcript, or of another tokenizer.
+        """
         events = tuple(sorted(events, key=lambda e: (e.position, e.kind)))
         encoded = encode(transcript, self.tokenizer)
+        for event in events:
+            if event.transcript != transcript.id:
+                raise InputError(f"event {event.name} is of transcript {event.transcript!r} and not of {transcript.id!r}; read each transcript with its own events")
+            if not event.position + 1 < len(encoded) or encoded.ids[event.position + 1] != event.chosen:
+                raise InputError(f"event {event.name} was found with another tokenizer than that of {self.name}; find events with this model: model.find_events")
         positions = tuple(dict.fromkeys(e.position for e in events))
         ids = torch.tensor(encoded.ids, dtype=torch.long, device=self.hooked.device)
         length = max(positions, default=len(ids) - 1) + 1
@@ -205,13 +216,13 @@ class DecisionModel:
 
     # -- verbs: one line each over their modules -----------------------------------------------
 
-    def mean_ablate(self, reading: Reading, means: ReferenceMeans, **options) -> Ablation:
+    def mean_ablate(self, reading: Reading | Sequence[Reading], means: ReferenceMeans, **options) -> Ablation:
         """Exact mean-ablation effect of every head at every event; see `ablation.mean_ablate`."""
         from .ablation import mean_ablate
 
         return mean_ablate(self, reading, means, **options)
 
-    def attribute(self, reading: Reading, means: ReferenceMeans, **options) -> Attribution:
+    def attribute(self, reading: Reading | Sequence[Reading], means: ReferenceMeans, **options) -> Attribution:
         """Gradient attribution and direct logit attribution; see `attribution.attribute`."""
         from .attribution import attribute
 

@@ -24,6 +24,7 @@ from .calibration import ratio_interval
 from .errors import InputError
 from .head_sets import Case, Selection, set_margins, with_reference
 from .heads import HeadSet
+from .views import Viewed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +67,7 @@ def few_random_sets(heads: HeadSet, among: HeadSet, seed: int, count: int) -> li
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class Judged(Viewed):
     """Necessity and sufficiency of a set on held-out transcripts.
 
     Attributes:
@@ -178,6 +179,7 @@ def judge(model: DecisionModel, cases: Sequence[Case], chosen: HeadSet | Selecti
     if not cases:
         raise InputError("there is no decision of this kind in the evaluation split; add transcripts")
     heads = chosen.heads if isinstance(chosen, Selection) else chosen
+    heads.check(model.n_layers, model.n_heads, model.name)
     if isinstance(chosen, Selection):
         leak = next((c for c in cases if {c.transcript, c.group} & chosen.seen), None)
         if leak is not None:

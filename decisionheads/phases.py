@@ -19,10 +19,11 @@ from jaxtyping import Float
 from ._processes import spread
 from .branches import MEMORY, Branch
 from .calibration import Calibration, MatchedSets, Sets, bootstrap_interval, calibrate
-from .events import DecisionEvent, Kind
+from .decisions import DecisionEvent, Kind
 from .heads import HeadSet, overlaps
 from .reads import Span, pooled_attention
 from .spans import Sinks, as_keys, control_windows, token_spans
+from .views import Brief, Viewed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,8 +37,8 @@ LEAST_MASS = 0.05  # of a row outside sinks, below which what it reads is undefi
 LEAST_READING = 0.1  # mean reading of a head that is said to read a span
 
 
-@dataclass(frozen=True, eq=False)
-class Reads:
+@dataclass(frozen=True, eq=False, repr=False)
+class Reads(Brief):
     """What every head reads at one kind of event, of one span.
 
     Attributes:
@@ -132,7 +133,7 @@ def matched_events(surveys: Sequence, matched: Mapping[Kind, MatchedSets]) -> li
 
 
 @dataclass(frozen=True, eq=False)
-class Families:
+class Families(Viewed):
     """Calibrated heads by what they read.
 
     Attributes:

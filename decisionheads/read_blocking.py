@@ -21,13 +21,14 @@ from ._processes import spread
 from .ablation import ReferenceMeans, event_margin
 from .branches import MEMORY, Branch, branch_logits
 from .calibration import ratio_interval
-from .events import DecisionEvent, Kind
+from .decisions import DecisionEvent, Kind, check_kind
 from .heads import HeadSet
 from .interventions import BlockReads, Intervention, MeanAblate, ReplaceValues
 from .knock_in import random_heads
 from .labels import LabelSpace
 from .reads import Span
-from .spans import Sinks, as_keys, control_windows, token_spans, unrelated_mention
+from .spans import Sinks, as_keys, check_span, control_windows, token_spans, unrelated_mention
+from .views import Viewed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +41,7 @@ CONTROLS = ("equal span", "all but the span", "other heads", "unrelated mention"
 
 
 @dataclass(frozen=True, eq=False)
-class Blocked:
+class Blocked(Viewed):
     """What blocking a span does to the effect of a set of heads.
 
     Attributes:
@@ -127,8 +128,11 @@ def block_reads(model: DecisionModel, readings: Sequence[Reading], heads: HeadSe
         seed: of the other heads, drawn anew for each event.
 
     Raises:
-        InputError: if a transcript is one of the reference split.
+        InputError: if a transcript is one of the reference split; for an unknown kind or span, or heads that the model does not have.
     """
+    check_kind(kind)
+    heads.check(model.n_layers, model.n_heads, model.name)
+    check_span(span, readings)
     instead = value_means(model, reference, kind, span)
     rng = np.random.default_rng(seed)
     events_of = [[e for e in r.events if e.kind == kind and e.primary] for r in readings]

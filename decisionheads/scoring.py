@@ -14,10 +14,11 @@ from .ablation import Measured, Probe, ReferenceMeans, event_margin, measure, no
 from .attribution import attribute
 from .branches import clean_z
 from .calibration import Calibration, MatchedSets, Sets
-from .events import Kind
+from .decisions import Kind
 from .margin import Margin
 from .null_tokens import first_generated
 from .survey import Options, Survey, null_probe
+from .views import Brief
 
 if TYPE_CHECKING:
     from .model import DecisionModel
@@ -27,16 +28,16 @@ GENERATED = 200  # tokens of a text that stand for all it generated
 COMPARED = 100  # events of a kind on which references are compared
 
 
-@dataclass(frozen=True, eq=False)
-class Jobs:
+@dataclass(frozen=True, eq=False, repr=False)
+class Jobs(Brief):
     """What is measured in one transcript: its events, then the nulls matched to them."""
 
     probes: tuple[Probe, ...]
     nulls: dict[tuple[Kind, int], list[int]]  # (kind, event in the transcript) -> probes
 
 
-@dataclass(frozen=True, eq=False)
-class Scored:
+@dataclass(frozen=True, eq=False, repr=False)
+class Scored(Brief):
     measured: Measured
     attribution: Array
     direct: Array

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from ._processes import spread
 from .branches import MEMORY, Branch, plan_packs, run_pack
-from .events import DecisionEvent
+from .decisions import DecisionEvent
+from .errors import InputError
 from .labels import LabelSpace
 from .reads import Span
+from .views import Brief
 
 if TYPE_CHECKING:
     from ._cache import Prefix
@@ -27,7 +29,19 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 WINDOWS = 8  # control windows of a span
+SPANS = ("own block", "own mention", "own evidence", "near-miss")  # of events; a text may name others
 SINK = 0.3  # mean mass on null tokens, above which a key is a sink
+
+
+def check_span(name: str, readings: Iterable[Reading]) -> None:
+    """Refuse the name of a span that no event could have.
+
+    Raises:
+        InputError: with what was asked for, and what there is.
+    """
+    known = {*SPANS, *(given for r in readings for e in r.events for given, _, _ in e.spans), *(s.name for r in readings for s in r.transcript.spans)}
+    if name not in known:
+        raise InputError(f"span={name!r}: no event and no transcript has a span of that name; there are {', '.join(sorted(known))}")
 
 
 def token_spans(reading: Reading, event: DecisionEvent, name: str) -> tuple[Span, ...]:
@@ -73,7 +87,7 @@ def control_windows(reading: Reading, event: DecisionEvent, target: Sequence[Spa
         begin.append(int(np.searchsorted(reading.encoded.offsets[:, 1], cut, "right")))
     bounds = [*begin, event.position]
     part = max(i for i in range(3) if target[0][0] >= bounds[i])
-    mine = [s for name in ("own block", "own mention", "own evidence", "near-miss") for s in token_spans(reading, event, name)]
+    mine = [s for name in SPANS for s in token_spans(reading, event, name)]
     return windows(target, mine, (bounds[part], min(bounds[part + 1], event.position)), most)
 
 
@@ -88,8 +102,8 @@ def as_keys(spans: Iterable[Span], length: int) -> Bool[Array, " position"]:
 # -- sinks ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Sinks:
+@dataclass(frozen=True, repr=False)
+class Sinks(Brief):
     """Keys that take attention and hold nothing of the text; fixed on the reference split.
 
     Attributes:

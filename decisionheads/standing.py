@@ -15,10 +15,10 @@ import numpy as np
 
 from .ablation import MINIMUM, ReferenceMeans
 from .calibration import MatchedSets, p_value
+from .decisions import Kind
 from .elicitation import Elicitation, elicit
 from .elicitation_heads import ElicitationHeads, elicitation_heads
 from .errors import InputError
-from .events import Kind
 from .head_sets import Case, Selection, cases_of, select
 from .heads import HeadSet, overlaps
 from .knock_in import KnockedIn, knock_in
@@ -28,6 +28,7 @@ from .phases import BLOCK, NEAR, Families, families, matched_events, measure_rea
 from .read_blocking import Blocked, block_reads, dissociation
 from .spans import Sinks, find_sinks
 from .survey import Options, Survey
+from .views import Viewed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +45,7 @@ FAMILY_KINDS: dict[str, tuple[Kind, ...]] = {"region": ("region", "label"), "nea
 
 
 @dataclass(frozen=True, eq=False)
-class Standing:
+class Standing(Viewed):
     """Everything that is said of the calibrated heads beyond their single effects.
 
     Attributes:
@@ -76,6 +77,17 @@ class Standing:
     dropped: Mapping[Kind, Mapping[str, int]]
     elicited: Elicitation | None = None
     eliciting: Mapping[str, ElicitationHeads | str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Standing({'; '.join(f'{kind} {len(s.heads)} heads' for kind, s in self.selections.items())}; together {len(self.together)}; {self.families!r})"
+
+    def _rows(self):
+        rows = []
+        for name, judged in self.judged.items():
+            s = judged.summary()
+            rows.append({"set": name, "heads": len(judged.heads), "texts": s["transcripts"], "necessary": f"{s['necessary']['k']} of {s['necessary']['n']}", "N": s["necessity"]["pooled"],
+                         "sufficient": f"{s['sufficient']['k']} of {s['sufficient']['n']}", "R": s["recovery"]["pooled"]})
+        return rows, len(rows)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Name -> table, as they are written to a run folder."""

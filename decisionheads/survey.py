@@ -13,8 +13,9 @@ from ._processes import spread
 from .ablation import MINIMUM, Probe, ReferenceMeans, check_events, measure
 from .branches import clean_z
 from .calibration import CALIPER, MatchedSets, match, slopes
+from .decisions import KINDS, DecisionEvent, Dropped, Kind, check_kind
 from .errors import InputError
-from .events import KINDS, DecisionEvent, Dropped, Kind, find_events
+from .events import find_events
 from .labels import LabelSpace
 from .margin import Margin
 from .model import DecisionModel, Reading
@@ -22,6 +23,7 @@ from .necessity import SOME
 from .null_tokens import Sureness, null_positions, sureness
 from .prefixes import Prefixes
 from .transcripts import Encoded, Transcript, encode
+from .views import Brief
 
 SHARES = (0.2, 0.6)  # reference up to the first, selection up to the second, evaluation after it
 FEW = 100  # reference nulls that are enough where none match
@@ -67,6 +69,10 @@ class Options:
     together: bool = True
     pseudo: bool = False
 
+    def __post_init__(self) -> None:
+        for kind in self.kinds:
+            check_kind(kind)
+
 
 def split(transcripts: Sequence[Transcript], seed: int) -> dict[str, list[Transcript]]:
     """Reference, selection and evaluation by a seeded hash of group or id; a group is never cut."""
@@ -80,8 +86,8 @@ def split(transcripts: Sequence[Transcript], seed: int) -> dict[str, list[Transc
     return found
 
 
-@dataclass(frozen=True, eq=False)
-class Survey:
+@dataclass(frozen=True, eq=False, repr=False)
+class Survey(Brief):
     """A transcript read once: its events, its null tokens, and how sure the model was at both."""
 
     reading: Reading

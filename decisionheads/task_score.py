@@ -17,6 +17,7 @@ import numpy as np
 from .errors import InputError
 from .labels import LabelSpace
 from .transcripts import Transcript
+from .views import Viewed
 
 OUTSIDE, NO_CODE, EMPTY = "not in the label space", "no code in the answer", "empty answer"
 AMBIGUOUS = "several labels but for case"
@@ -94,7 +95,7 @@ def _fold(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class TaskScore:
+class TaskScore(Viewed):
     """Answers against gold labels; only labels of the label space count, predicted or gold.
 
     Attributes:
@@ -131,6 +132,9 @@ class TaskScore:
     labels: int
     empty_answers: int
     failures: dict[str, int]
+
+    def __repr__(self) -> str:
+        return f"TaskScore({self.transcripts} transcripts, micro F1 {self.micro_f1:.3f}, macro F1 {self.macro_f1:.3f}, {self.predicted} predicted of {self.gold} gold)"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -18,6 +18,7 @@ from jaxtyping import Int
 from .errors import InputError
 from .labels import read_jsonl
 from .outputs import separate
+from .views import MOST, Brief, Viewed
 
 
 class Span(NamedTuple):
@@ -30,7 +31,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Transcript:
+class Transcript(Viewed):
     """One prompt and what was written after it.
 
     Attributes:
@@ -68,6 +69,9 @@ class Transcript:
     def __repr__(self) -> str:
         return (f"Transcript({self.id!r}: {len(self.prompt)} + {len(self.reasoning)} + {len(self.answer)} characters"
                 + (f", {len(self.candidates)} candidates" if self.candidates is not None else "") + ")")
+
+    def _rows(self):
+        return [{"span": s.name, "from character": s.start, "to": s.end, "of": s.of} for s in self.spans[:MOST]], len(self.spans)
 
     # -- records ---------------------------------------------------------------------------
 
@@ -197,8 +201,8 @@ def save_transcripts(transcripts: Iterable[Transcript], path: str | Path) -> Non
 # -- tokens -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Encoded:
+@dataclass(frozen=True, repr=False)
+class Encoded(Brief):
     """Tokens of a whole text.
 
     Attributes:

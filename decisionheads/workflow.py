@@ -18,9 +18,9 @@ from .comparison import Comparison
 from .corpora.icd10cm import LEVELS, edition, edition_beside, region_by
 from .corpora.notes import Note, load_notes
 from .cues import formatted
+from .decisions import Kind, check_kind
 from .discovery import Discovery, discover
 from .errors import InputError
-from .events import Kind
 from .generation import Generating, Parts, finish, finished, generate, make_prompts
 from .labels import LabelSpace, read_rows
 from .model import DecisionModel
@@ -301,8 +301,7 @@ def kinds_of(text: str) -> tuple[Kind, ...]:
     """"region,label" -> kinds; raises InputError for others."""
     found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for kind in found:
-        if kind not in ("region", "label", "departure"):
-            raise InputError(f"unknown kind {kind!r}: choose from region, label, departure")
+        check_kind(kind)
     if not found:
         raise InputError("--kinds is empty: choose from region, label, departure")
     return found  # type: ignore[return-value]

@@ -18,7 +18,8 @@ from ._cache import Prefix
 from ._rows import Engine
 from ._together import Together
 from .errors import InputError
-from .labels import END, LabelSpace, LabelTrie, Node, token_sequences
+from .label_trie import END, LabelTrie, Node, token_sequences
+from .labels import LabelSpace
 from .model import DecisionModel
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from decisionheads import LabelSpace, Transcript, find_closers, find_events, tiny
-from decisionheads.events import Events
+from decisionheads.decisions import Events
 
 from .bpe import bpe, token
 

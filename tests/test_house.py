@@ -11,8 +11,9 @@ import pytest
 
 HOUSE = Path(__file__).parent.parent / "decisionheads"
 FLOORS = [
-    ["errors", "_options", "_progress", "_processes", "words"],
-    ["heads", "labels", "outputs"],
+    ["errors", "views", "_options", "_progress", "_processes", "words"],
+    ["heads", "label_trie", "decisions", "outputs"],
+    ["labels"],
     ["transcripts", "calibration"],
     ["corpora"],
     ["prompts"],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from decisionheads import HeadSet, KnockIn
-from decisionheads.events import KINDS
+from decisionheads.decisions import KINDS
 from decisionheads.knock_in import CONTROLS, DRAWN, NEGATIVE, KnockedIn, beats, changes, draw_donors, identity_change, interval, knock_in, random_heads
 
 from . import oracle

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decisionheads import InputError, LabelSpace
-from decisionheads.labels import END, LabelTrie
+from decisionheads.label_trie import END, LabelTrie
 
 CODES = ["I50", "I50.9", "I50.23", "I10", "J44.9"]
 

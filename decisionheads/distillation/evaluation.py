@@ -17,9 +17,10 @@ from .._progress import Progress
 from ..ablation import event_margin, reference_means
 from ..branches import MEMORY
 from ..calibration import ratio_interval
+from ..decisions import Kind
 from ..discovery import discover
 from ..errors import InputError
-from ..events import Kind, find_closers, find_events
+from ..events import find_closers, find_events
 from ..head_sets import Case, cases_of, set_margins
 from ..heads import Head, HeadSet
 from ..labels import LabelSpace

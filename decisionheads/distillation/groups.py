@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int8
 
-from ..events import DecisionEvent
+from ..decisions import DecisionEvent
 from ..spans import Sinks
 from ..transcripts import Encoded, Transcript
 

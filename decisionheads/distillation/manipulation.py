@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..decisions import Kind
 from ..errors import InputError
-from ..events import Kind
 from ..heads import HeadSet
 from ..labels import LabelSpace
 from ..model import DecisionModel, quiet

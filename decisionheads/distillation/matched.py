@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from ..errors import InputError
+from ..views import Brief, Viewed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,8 +25,8 @@ DRAWS = 2_000
 CAP = "Codes that were not written have no margin: no threshold can bring recall above the cap."
 
 
-@dataclass(frozen=True, eq=False)
-class Written:
+@dataclass(frozen=True, eq=False, repr=False)
+class Written(Brief):
     """The codes that one arm wrote on one split.
 
     Attributes:
@@ -141,7 +142,7 @@ class MatchedArm:
 
 
 @dataclass(frozen=True, eq=False)
-class Matched:
+class Matched(Viewed):
     """Arms held to one precision.
 
     Attributes:
@@ -156,6 +157,9 @@ class Matched:
     chosen: str
     arms: tuple[MatchedArm, ...]
     texts: pd.DataFrame
+
+    def __repr__(self) -> str:
+        return f"Matched({len(self.arms)} arms at precision {self.precision:.3f} ({self.chosen}))"
 
     def __getitem__(self, arm: str) -> MatchedArm:
         return next(a for a in self.arms if a.arm == arm)

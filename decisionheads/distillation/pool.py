@@ -9,9 +9,10 @@ from pathlib import Path
 
 from .._progress import Progress
 from ..branches import MEMORY
+from ..decisions import KINDS, Kind
 from ..discovery import Discovery, discover
 from ..errors import InputError
-from ..events import KINDS, Kind, find_closers
+from ..events import find_closers
 from ..heads import Head, HeadSet
 from ..labels import LabelSpace
 from ..model import DecisionModel

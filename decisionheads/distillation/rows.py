@@ -17,17 +17,18 @@ import torch
 from jaxtyping import Float, Int, Int8
 from torch import Tensor, nn
 
+from ..decisions import Kind
 from ..errors import ExactnessError, InputError
-from ..events import Kind
 from ..heads import HeadSet
+from ..views import Brief
 from .groups import GROUPS
 
 LIMIT = {torch.float32: 1e-4, torch.float64: 1e-4}  # of a pooled mass against whole eager patterns
 LIMIT_16 = 3e-2
 
 
-@dataclass(frozen=True, eq=False)
-class EventBatch:
+@dataclass(frozen=True, eq=False, repr=False)
+class EventBatch(Brief):
     """The events of a batch of texts, padded to the same number.
 
     Attributes:

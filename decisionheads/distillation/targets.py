@@ -16,8 +16,9 @@ from tqdm import tqdm
 
 from .._processes import spread
 from ..branches import MEMORY, Branch
+from ..decisions import DecisionEvent, Kind
 from ..errors import InputError
-from ..events import DecisionEvent, Kind, find_closers, find_events
+from ..events import find_closers, find_events
 from ..heads import HeadSet
 from ..labels import LabelSpace, read_jsonl
 from ..model import DecisionModel
@@ -25,6 +26,7 @@ from ..phases import LEAST_MASS
 from ..reads import pooled_attention
 from ..spans import Sinks
 from ..transcripts import Encoded, Transcript, encode
+from ..views import Brief, Viewed
 from .groups import GROUPS, key_groups
 
 MERGED, NOTHING = "merged by the student's tokenizer", "no such decision in the student's tokens"
@@ -51,7 +53,7 @@ class Target:
 
 
 @dataclass(frozen=True, eq=False)
-class Targets:
+class Targets(Viewed):
     """Transcripts with their targets.
 
     Attributes:
@@ -157,8 +159,8 @@ def teacher_targets(model: DecisionModel, transcripts: Sequence[Transcript], lab
 # -- in a student's tokens ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Placed:
+@dataclass(frozen=True, eq=False, repr=False)
+class Placed(Brief):
     """A target in a student's tokens: where it is predicted, and the group of every key."""
 
     target: Target

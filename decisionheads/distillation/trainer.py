@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 from transformers import Trainer
 
+from ..decisions import KINDS, Kind
 from ..errors import InputError
-from ..events import KINDS, Kind, find_closers
+from ..events import find_closers
 from ..labels import LabelSpace
 from ..null_tokens import first_generated
 from ..transcripts import encode
+from ..views import Brief
 from .groups import DROPPED, GROUPS
 from .loss import mistill_loss
 from .pool import Pool
@@ -32,8 +34,8 @@ from .targets import Placed, Targets, place
 IGNORED = -100  # labels that cross-entropy leaves out
 
 
-@dataclass(frozen=True, eq=False)
-class Example:
+@dataclass(frozen=True, eq=False, repr=False)
+class Example(Brief):
     """A text in a student's tokens.
 
     Attributes:

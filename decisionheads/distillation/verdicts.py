@@ -16,6 +16,7 @@ from jaxtyping import Float
 
 from ..calibration import adjusted
 from ..errors import InputError
+from ..views import Viewed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -140,7 +141,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Verdicts:
+class Verdicts(Viewed):
     """All comparisons of one measure, which are one family for Holm's correction."""
 
     measure: str
@@ -152,6 +153,9 @@ class Verdicts:
 
     def __len__(self) -> int:
         return len(self.verdicts)
+
+    def __repr__(self) -> str:
+        return f"Verdicts({self.measure} against {self.baseline}: {len(self)} comparisons of {len({v.student for v in self})} students)"
 
     def of(self, student: str, arm: str) -> Verdict:
         """The comparison of one arm of one student; KeyError where there is none."""

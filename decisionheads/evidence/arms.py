@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..corpora.notes import EVIDENCE, Note, load_notes
+from ..decisions import KINDS, Kind
 from ..errors import InputError
-from ..events import KINDS, Kind
 from ..generation import Generating, beside
 from ..heads import Head, HeadSet
 from ..labels import read_jsonl

@@ -23,7 +23,7 @@ from .._rows import Engine
 from ..ablation import check_events, event_margin
 from ..branches import MEMORY, Branch, branch_logits, plan_packs, run_pack
 from ..corpora.notes import EVIDENCE
-from ..events import Kind
+from ..decisions import Kind
 from ..heads import HeadSet
 from ..interventions import BlockReads
 from ..knock_in import random_heads
@@ -31,6 +31,7 @@ from ..model import Reading
 from ..reads import Span
 from ..spans import Sinks, as_keys, windows
 from ..transcripts import Encoded
+from ..views import Brief, Viewed
 from .alignment import MEASURES, holm, measures, paired
 from .texts import TRUNCATED, EvidenceText, Unit
 
@@ -86,8 +87,8 @@ def pooled_rows(hooked: Engine, prefix: Prefix, positions: Sequence[int], sets: 
     return out.double().cpu().numpy()
 
 
-@dataclass(frozen=True, eq=False)
-class Aligned:
+@dataclass(frozen=True, eq=False, repr=False)
+class Aligned(Brief):
     """What was measured in one text.
 
     Attributes:
@@ -179,8 +180,8 @@ def runs_of(keys: Array) -> list[Span]:
 # -- conclusions ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Measured:
+@dataclass(frozen=True, eq=False, repr=False)
+class Measured(Brief):
     """One corpus in one arm: `rows[(document, text, code)]` has what `Aligned` has of that unit, and counts of codes that were left out."""
 
     corpus: str
@@ -191,7 +192,7 @@ class Measured:
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class Evidence(Viewed):
     """The result: tables, see docs/evidence.md.
 
     Attributes:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..corpora.notes import EVIDENCE, Note
+from ..decisions import DecisionEvent, Kind
 from ..errors import InputError
-from ..events import DecisionEvent, Kind, find_events
+from ..events import find_events
 from ..generation import Generating
 from ..labels import LabelSpace
 from ..prompts import Prompter

@@ -29,6 +29,7 @@ from ..model import DecisionModel
 from ..prefixes import Prefixes
 from ..run_folder import RunFolder, hash_files, model_hash, read_json, read_table, versions, write
 from ..transcripts import Encoded, encode, prompt_ids
+from ..views import Brief
 from ..workflow import check_device, load_space, own_device
 from .arms import Corpus, arms_of, corpora_of, generating_like
 from .reading import RANDOM, Aligned, Arm, Evidence, Measured, align, conclude
@@ -63,8 +64,8 @@ class Options:
             raise InputError(f"unknown kind {self.kind!r}: choose first, region, label or departure")
 
 
-@dataclass(frozen=True)
-class Prepared:
+@dataclass(frozen=True, repr=False)
+class Prepared(Brief):
     """One corpus in the tokens of one arm."""
 
     corpus: Corpus

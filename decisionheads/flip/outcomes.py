@@ -26,6 +26,7 @@ from ..labels import LabelSpace
 from ..prompts import Prompt
 from ..task_score import parse_answer
 from ..transcripts import Span, Transcript, encode
+from ..views import Viewed
 from ..writing import Answering
 from .edits import Change, Place, Route, Wording, change, controls, edit, evidence_of
 from .statistics import blinded_variance, detectable_effect, difference, verdict
@@ -210,7 +211,7 @@ def live_flips(model: DecisionModel, cases: Sequence[Case], prompts: Mapping[str
 
 
 @dataclass(frozen=True, eq=False)
-class Flip:
+class Flip(Viewed):
     """The result.
 
     Attributes:
