@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON for scripts instead of text")]
 Caliper = Annotated[float, typer.Option(help="how near null tokens must be, in standard deviations", min=0.01)]
 Device = Annotated[str | None, typer.Option(help="torch device")]
 Dtype = Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16")]

@@ -6,9 +6,10 @@ standard deviation of the logits. Each failure is one sentence that names the ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -66,6 +67,13 @@ class SelfTest:
     def error(self) -> float:
         """The largest error of what must be equal, in deviations of the logits."""
         return max((check.error for check in self.checks if not check.at_least), default=float("nan"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict and every check, as plain values; infinite errors as text, which JSON has no number for."""
+        number = lambda x: x if math.isfinite(x) else str(x)  # noqa: E731
+        return {"model": self.model, "verdict": self.verdict, "path": self.path, "reason": self.reason,
+                "checks": [{"name": c.name, "ok": c.ok, "error": number(c.error), "limit": c.limit, "at_least": c.at_least} for c in self.checks],
+                "not_possible": [{"path": t.path, "reason": t.reason} for t in self.before if t.reason]}
 
     def __str__(self) -> str:
         rows = [f"{'ok' if c.ok else 'FAILED':7}{c.error:10.2e}  {'>=' if c.at_least else '<='} {c.limit:.0e}  {c.name}" for c in self.checks]

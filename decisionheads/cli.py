@@ -12,35 +12,51 @@ from typing import Annotated
 
 import typer
 
-from ._options import Caliper, Device, Dtype, Memory, Minimum, RegionBy
+from . import __version__
+from ._examples import examples
+from ._options import AsJson, Caliper, Device, Dtype, Memory, Minimum, RegionBy
 from .distillation.commands import distill, evaluate
 from .errors import InputError
 from .evidence.commands import evidence
 from .flip.commands import flip_app
 
 _UsageError = typer.BadParameter.__mro__[2]  # ClickException, wherever this typer keeps click
-app = typer.Typer(name="decisionheads", help="Which attention heads decide what a language model writes.",
-                  no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(name="decisionheads", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 labels_app = typer.Typer(name="labels", help="Make label files.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.command()
+@app.callback()
+def about(version: Annotated[bool, typer.Option("--version", help="print the version and leave", is_eager=True, callback=lambda asked: _print_version(asked))] = False) -> None:
+    """Which attention heads decide what a language model writes.
+
+    Each command has examples under its --help. Exit codes: 0 done, 2 bad input (one sentence), 1 a fault of ours.
+    """
+
+
+def _print_version(asked: bool) -> bool:
+    if asked:
+        typer.echo(f"decisionheads {__version__}")
+        raise typer.Exit()
+    return asked
+
+
+@app.command(epilog=examples("demo"))
 def demo(
     out: Annotated[Path, typer.Option(help="run folder")] = Path("decisionheads-demo"),
     model: Annotated[str, typer.Option(help="embedded model: llama or gpt2")] = "llama",
     seed: Annotated[int, typer.Option(help="seed of texts, splits and permutations", min=0)] = 0,
     texts: Annotated[int, typer.Option(help="how many texts the model writes", min=12)] = 400,
     memory: Memory = 512,
+    as_json: AsJson = False,
 ) -> None:
-    """Find the heads that decide in an embedded model, from what it writes itself."""
+    """Run it all on an embedded model, from what it writes itself."""
     from .workflow import run_demo, show
 
-    run_demo(model, out, seed, memory * 2**20, texts)
-    typer.echo(show(out))
-    typer.echo(f"report: {out / 'report.html'}")
+    state = run_demo(model, out, seed, memory * 2**20, texts)
+    typer.echo(json.dumps(state["summary"]) if as_json else f"{show(out)}\nreport: {out / 'report.html'}")
 
 
-@app.command()
+@app.command(epilog=examples("generate"))
 def generate(
     model: Annotated[str, typer.Option(help="model folder, .gguf file or hub name")],
     notes: Annotated[Path, typer.Option(help="JSONL: id, note, labels, subject_id, spans; prepare writes it")],
@@ -63,9 +79,9 @@ def generate(
     batch: Annotated[int, typer.Option(help="texts that are written side by side", min=1)] = 8,
     dtype: Dtype = "float32",
     device: Device = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print what stands beside the transcripts instead of a summary")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Let a model reason about notes and pick from all candidates in its prompt."""
+    """Let a model reason about notes and pick labels."""
     from .generation import INSTRUCTION, Generating
     from .prompts import Layout
     from .workflow import generate_files, summed_up
@@ -76,7 +92,7 @@ def generate(
         typer.echo(json.dumps(state) if as_json else summed_up(state, out))
 
 
-@app.command()
+@app.command(epilog=examples("discover"))
 def discover(
     model: Annotated[str, typer.Option(help="model folder, .gguf file or hub name")],
     transcripts: Annotated[Path, typer.Option(help="JSONL: id, prompt or messages, reasoning, answer")],
@@ -102,7 +118,7 @@ def discover(
     device: Device = None,
     memory: Memory = 512,
     with_text: Annotated[bool, typer.Option("--with-text", help="let one example with its text into the report")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print summary.json instead of tables")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find the heads that decide in what a model wrote."""
     from .survey import Options
@@ -121,7 +137,7 @@ def discover(
         typer.echo(json.dumps(state["summary"]) if as_json else show(out))
 
 
-@labels_app.command(name="icd10cm")
+@labels_app.command(name="icd10cm", epilog=examples("labels icd10cm"))
 def labels_icd10cm(
     out: Annotated[Path, typer.Option(help="CSV to write: label, description, region")],
     chapter: Annotated[list[str] | None, typer.Option(help="only these chapters: 9, IX or I00-I99; again for more, or with commas")] = None,
@@ -130,22 +146,29 @@ def labels_icd10cm(
     at_least: Annotated[int | None, typer.Option(help="in how many notes a code must be seen; 1 if not given", min=1)] = None,
     region: Annotated[str, typer.Option(help="what regions are: category, block or chapter")] = "category",
 ) -> None:
-    """Write billable ICD-10-CM codes with descriptions and regions; codes that are not billable or not known are flagged."""
+    """Write billable ICD-10-CM codes.
+
+    With descriptions and regions; codes that are not billable or not known are flagged.
+    """
     from .corpora.code_files import write_labels
 
-    typer.echo(str(write_labels(out, chapter, codes, notes, at_least, region)))
-    typer.echo(f"labels: {out}")
+    typer.echo(f"{write_labels(out, chapter, codes, notes, at_least, region)}\nlabels: {out}")
 
 
-@app.command(name="show")
-def show_run(folder: Annotated[Path, typer.Argument(help="run folder")], most: Annotated[int, typer.Option(help="heads of each kind", min=1)] = 5) -> None:
+@app.command(name="show", epilog=examples("show"))
+def show_run(
+    folder: Annotated[Path, typer.Argument(help="run folder")],
+    most: Annotated[int, typer.Option(help="heads of each kind", min=1)] = 5,
+    as_json: AsJson = False,
+) -> None:
     """Print what a finished run found."""
+    from .run_folder import open_run
     from .workflow import show
 
-    typer.echo(show(folder, most))
+    typer.echo(json.dumps(open_run(folder)["summary"]) if as_json else show(folder, most))
 
 
-@app.command()
+@app.command(epilog=examples("report"))
 def report(folder: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     """Write the report of a finished run again."""
     from .workflow import rebuild_report
@@ -153,12 +176,12 @@ def report(folder: Annotated[Path, typer.Argument(help="run folder")]) -> None:
     typer.echo(str(rebuild_report(folder)))
 
 
-@app.command(name="compare")
+@app.command(name="compare", epilog=examples("compare"))
 def compare_runs(
     one: Annotated[Path, typer.Argument(help="run folder")],
     other: Annotated[Path, typer.Argument(help="another run folder")],
     figure: Annotated[Path | None, typer.Option(help="write a figure of both to this HTML file")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Put two finished runs side by side."""
     from .comparison import compare
@@ -170,38 +193,45 @@ def compare_runs(
     typer.echo(found.to_frame().to_json(orient="records") if as_json else str(found))
 
 
-@app.command()
+@app.command(epilog=examples("score"))
 def score(
     transcripts: Annotated[Path, typer.Option(help="JSONL: id, prompt or messages, reasoning, answer, labels (gold)")],
     labels: Annotated[Path, typer.Option(help="CSV or JSONL: label, description, region")],
     model: Annotated[str | None, typer.Option(help="only for transcripts with messages: the model whose chat template they go through")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Hold answers against gold labels: precision, recall, F1, and what could not be read."""
+    """Hold answers against gold labels.
+
+    Precision, recall, F1, and what could not be read.
+    """
     from .workflow import score_files
 
     found = score_files(transcripts, labels, model)
     typer.echo(json.dumps(found.to_dict()) if as_json else str(found))
 
 
-@app.command()
+@app.command(epilog=examples("verify"))
 def verify(
     model: Annotated[str, typer.Option(help="model folder, .gguf file or hub name")],
     dtype: Dtype = "float32",
     device: Device = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Test whether a model can be handled exactly, and print what was tried."""
+    """Test whether a model can be handled exactly.
+
+    Prints what was tried. Exit code 0: exact, or slow but exact; 2: refused.
+    """
     from ._self_test import self_test
     from .model import DecisionModel
 
     loaded = DecisionModel.from_pretrained(model, dtype=dtype, device=device, test=False)
     result = self_test(loaded.hooked, loaded.tokenizer)
-    typer.echo(str(result))
+    typer.echo(json.dumps(result.to_dict()) if as_json else str(result))
     if result.verdict == "refused":
         raise typer.Exit(2)
 
 
-@app.command(name="prepare")
+@app.command(name="prepare", epilog=examples("prepare"))
 def prepare_notes(
     corpus: Annotated[str, typer.Argument(help="mimic-iv, mdace or codiesp")],
     path: Annotated[Path, typer.Option(help="folder of the corpus as it was released")],
@@ -211,17 +241,21 @@ def prepare_notes(
     limit: Annotated[int | None, typer.Option(help="stop after this many notes", min=1)] = None,
     notes_from: Annotated[Path | None, typer.Option(help="mdace: MIMIC-III's NOTEEVENTS.csv or .csv.gz")] = None,
     split: Annotated[str | None, typer.Option(help="mdace, codiesp: train, dev or test")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Read a corpus of clinical notes with codes, and count what is left out."""
+    """Read a corpus of clinical notes with codes.
+
+    What is left out is counted.
+    """
     from .corpora.prepare import prepare, show
 
-    typer.echo(show(prepare(corpus, path, out, labels_out, at_least, limit, notes_from, split, progress=True)))
-    typer.echo(f"written: {out}")
+    record = prepare(corpus, path, out, labels_out, at_least, limit, notes_from, split, progress=True)
+    typer.echo(json.dumps(record) if as_json else f"{show(record)}\nwritten: {out}")
 
 
 app.add_typer(labels_app)
 for command in (distill, evaluate, evidence):
-    app.command()(command)
+    app.command(epilog=examples(command.__name__))(command)
 app.add_typer(flip_app)
 
 
@@ -231,6 +265,9 @@ def main(arguments: list[str] | None = None) -> int:
         result = app(arguments, standalone_mode=False)
         return result if isinstance(result, int) else 0
     except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # asked for nothing: the whole help, as it is laid out
+            sys.stderr.write(f"{error.format_message()}\n")
+            return 2
         sys.stderr.write(f"decisionheads: {' '.join(error.format_message().split())}\n")
     except InputError as error:
         sys.stderr.write(f"decisionheads: {error}\n")

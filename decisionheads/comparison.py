@@ -74,12 +74,12 @@ class Comparison(Viewed):
     def __str__(self) -> str:
         a, b = self.names
         cell = lambda v, lo, hi: "n/a" if not np.isfinite(v) else f"{v:.2f}" + (f" [{lo:.2f}, {hi:.2f}]" if np.isfinite(lo) else "")  # noqa: E731
-        lines, last = [f"{'':38}{a[:20]:>20}{b[:20]:>22}"], ""
+        lines, last = [f"{'':37}{a[:20]:>20}{b[:20]:>22}"], ""
         for r in self.to_frame().itertuples():
             if r.about != last:
                 lines.append(r.about)
                 last = r.about
-            lines.append(f"  {r.figure:36}{cell(r.one, r.one_low, r.one_high):>20}{cell(r.other, r.other_low, r.other_high):>22}")
+            lines.append(f"  {r.figure:35}{cell(r.one, r.one_low, r.one_high):>20}{cell(r.other, r.other_low, r.other_high):>22}")
         return "\n".join(lines)
 
 
@@ -123,5 +123,5 @@ def _figures(run: Run) -> dict[tuple[str, str], tuple[float, float, float]]:
             best = mine[mine["span"] == {"region": "own block", "near-miss": "near-miss"}[family]].groupby(["layer", "head"])["reading"].max()
             found[name, "attention on its span"] = alone(best.mean() if len(best) else nan)
     for r in run.tables["phase_matrix"].itertuples():
-        found["phase matrix", f"{r.ablated} set ablated, {r.measured} lost"] = (r.necessity, r.low, r.high)
+        found["phase matrix", f"{r.ablated} ablated, {r.measured} lost"] = (r.necessity, r.low, r.high)
     return found

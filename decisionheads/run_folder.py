@@ -235,6 +235,11 @@ def read_table(path: Path) -> pd.DataFrame:
         raise InputError(f"{path} cannot be read; make the run again in a new folder") from None
 
 
+def table_records(path: Path) -> list[dict]:
+    """The rows of a table for JSON: None where a cell is empty."""
+    return json.loads(read_table(path).to_json(orient="records"))
+
+
 def hash_files(paths: Sequence[Path]) -> str:
     """A content hash of files, by name and bytes."""
     return digest(*(part for p in paths for part in (p.name, hashlib.sha256(p.read_bytes()).hexdigest())))

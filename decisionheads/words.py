@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from typing import Any
+
+
+def fitted(lines: list[str], width: int = 79) -> list[str]:
+    """Lines broken at words to fit a terminal of 80 columns; what goes on stands four columns further in."""
+    out = []
+    for line in lines:
+        indent = line[:len(line) - len(line.lstrip())]
+        whole = re.sub(r"\[[^][]*\]", lambda m: m[0].replace(" ", "\xa0"), line)  # an interval stays in one piece
+        out += textwrap.wrap(whole, width, subsequent_indent=indent + "    ", break_long_words=False, break_on_hyphens=False) if len(line) > width else [whole]
+    return [line.replace("\xa0", " ") for line in out]
 
 
 def percent(x: float | None) -> str:
@@ -33,7 +45,7 @@ def judged_lines(found: dict[str, Any]) -> list[str]:
     for word, share, ratio in (("necessary", "necessary", "necessity"), ("sufficient", "sufficient", "recovery")):
         k, r = found[share], found[ratio]
         texts = f"{k['k']} of {k['n']} texts{limits(k['low'], k['high'])}" if k["share"] is not None else f"undefined ({found['undefined']} of {found['transcripts']} texts)"
-        lines.append(f"    {word:10} {texts}; {'N' if word == 'necessary' else 'R'} {number(r['pooled'])}{limits(r['low'], r['high'])}, random sets {number(r['random'])}")
+        lines.append(f"    {word:10} {texts}; {'N' if word == 'necessary' else 'R'} {number(r['pooled'])}{limits(r['low'], r['high'])}, random {number(r['random'])}")
     kappa = found["kappa"]
     lines.append(f"    the choice is kept in {percent(found['kept'])} without it, {percent(found['kept_without_random'])} without a random set "
                  f"(chance {percent(found['chance'])}; kappa {number(kappa['value'])}{limits(kappa['low'], kappa['high'])})")

@@ -30,7 +30,7 @@ from .run_folder import RunFolder, hash_files, model_hash, open_run, write
 from .survey import Options
 from .task_score import TaskScore, task_score
 from .transcripts import Transcript, encode, load_transcripts, save_transcripts
-from .words import closing_lines, kind_lines
+from .words import closing_lines, fitted, kind_lines
 
 DEMO_TEXTS = 400
 
@@ -140,7 +140,7 @@ def summed_up(state: dict[str, Any], out: Path) -> str:
         shown = lambda x: "undefined" if x is None else f"{x:.2f}"  # noqa: E731
         lines.append(f"precision {shown(score['precision'])}, recall {shown(score['recall'])}, micro F1 {shown(score['micro_f1'])}, macro F1 {shown(score['macro_f1'])} "
                      f"of {score['predicted']} codes against {score['gold']} of the notes that were written" + "".join(f"; {n} {what}" for what, n in score["failures"].items()))
-    return "\n".join(lines)
+    return "\n".join(fitted(lines))
 
 
 def run_demo(name: str, out: Path, seed: int, memory: int, texts: int = DEMO_TEXTS, progress: bool = True) -> dict:
@@ -252,7 +252,7 @@ def show(folder: Path, most: int = 5) -> str:
     lines += [f"note: {note}" for note in summary["warnings"]]
     if summary["set_aside"]:
         lines.append(f"note: {len(summary['set_aside'])} transcripts were set aside; summary.json says why")
-    return "\n".join(lines)
+    return "\n".join(fitted(lines))
 
 
 def rebuild_report(folder: Path) -> Path:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .._options import Caliper, Device, Dtype, Longest, Mark, Memory, Minimum, RegionBy, Size, Writes
+from .._options import AsJson, Caliper, Device, Dtype, Longest, Mark, Memory, Minimum, RegionBy, Size, Writes
 
 
 def distill(
@@ -39,7 +40,10 @@ def distill(
     device: Device = None,
     memory: Memory = 512,
 ) -> None:
-    """Train students on what a teacher wrote and on what its heads read, in arms, and judge them."""
+    """Train students in arms, and judge them.
+
+    On what a teacher wrote, and on what its heads read as well; each arm over several seeds.
+    """
     from .arms import Training
     from .campaign import Plan
     from .evaluation import Judging
@@ -71,8 +75,12 @@ def evaluate(
     dtype: Dtype = "float32",
     device: Device = None,
     memory: Memory = 512,
+    as_json: AsJson = False,
 ) -> None:
-    """Judge one student: the heads that decide in it, what the best few recover, and how well it does the task."""
+    """Judge one student.
+
+    The heads that decide in it, what the best few recover, and how well it does the task.
+    """
     from ..workflow import kinds_of
     from .evaluation import Judging
     from .work import evaluate_files, judged
@@ -80,4 +88,4 @@ def evaluate(
     judging = Judging(kinds_of(kind)[0], k, max(16, 2 * k), write_, mark.replace("\\n", "\n"), longest, seed=seed, caliper=caliper, minimum=minimum)
     found = evaluate_files(model, held_out, labels, out, judging, regions=region_by, dtype=dtype, device=device, memory=memory * 2**20)
     if found is not None:
-        typer.echo(judged(found))
+        typer.echo(json.dumps(found) if as_json else judged(found))

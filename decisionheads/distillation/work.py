@@ -16,6 +16,7 @@ from ..errors import InputError
 from ..model import DecisionModel
 from ..run_folder import hash_files, model_hash, read_json, versions, write
 from ..transcripts import Transcript, encode, load_transcripts
+from ..words import fitted
 from ..workflow import check_device, check_usable, load_space, own_device
 from .campaign import Campaign, Plan, tables_of
 from .evaluation import Judging, evaluate, prompt_of
@@ -123,7 +124,7 @@ def judged(found: Mapping[str, Any]) -> str:
              f"random sets {number(found['random_recovery'])}; right in {found['kept_alone']:.0%} with them alone"]
     if found["task"] is not None:
         lines.append(f"task: micro F1 {found['task']['micro_f1']:.3f}, macro F1 {found['task']['macro_f1']:.3f}, recall {found['task']['recall']:.3f}")
-    return "\n".join([*lines, *(f"note: {note}" for note in found["warnings"])])
+    return "\n".join(fitted([*lines, *(f"note: {note}" for note in found["warnings"])]))
 
 
 def conclude(out: Path, students: Sequence[str], runs: Sequence[tuple[str, str, int]], bounds: Mapping[str, float] = BOUNDS) -> str:

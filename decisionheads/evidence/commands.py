@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .._options import Device, Dtype, Memory, RegionBy
+from .._options import AsJson, Device, Dtype, Memory, RegionBy
 
 
 def evidence(
@@ -27,11 +28,12 @@ def evidence(
     dtype: Dtype = "float32",
     device: Device = None,
     memory: Memory = 512,
+    as_json: AsJson = False,
 ) -> None:
-    """Hold what decision heads read against what humans marked as evidence."""
-    from .work import Options, evidence_files, show_evidence
+    """Hold what heads read against human evidence spans."""
+    from .work import Options, evidence_files, evidence_records, show_evidence
 
     state = evidence_files(model, run, spans, labels, out, Options(kind, heads_from, top, random_sets, seed=seed), in_domain=in_domain or (), like=like, regions=region_by, dtype=dtype,
                            device=device, memory=memory * 2**20)
     if state is not None:
-        typer.echo(show_evidence(out))
+        typer.echo(json.dumps(evidence_records(out)) if as_json else show_evidence(out))

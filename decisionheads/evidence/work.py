@@ -27,9 +27,10 @@ from ..generation import Generating
 from ..labels import LabelSpace
 from ..model import DecisionModel
 from ..prefixes import Prefixes
-from ..run_folder import RunFolder, hash_files, model_hash, read_json, read_table, versions, write
+from ..run_folder import RunFolder, hash_files, model_hash, read_json, read_table, table_records, versions, write
 from ..transcripts import Encoded, encode, prompt_ids
 from ..views import Brief
+from ..words import fitted
 from ..workflow import check_device, load_space, own_device
 from .arms import Corpus, arms_of, corpora_of, generating_like
 from .reading import RANDOM, Aligned, Arm, Evidence, Measured, align, conclude
@@ -187,11 +188,23 @@ def finish(store: RunFolder, found: Evidence, arms: Sequence[Arm], corpora: Sequ
 # -- words ------------------------------------------------------------------------------------------------
 
 
-def show_evidence(folder: Path) -> str:
-    """A finished folder as text: a sentence for each claim."""
+def finished_evidence(folder: Path) -> dict[str, Any]:
+    """`run.json` of a finished folder; raises InputError for any other."""
     state = read_json(folder / "run.json")
     if not state.get("finished") or "arms" not in state:
         raise InputError(f"{folder} is not a finished folder of decisionheads evidence; run the same command again to continue it")
+    return state
+
+
+def evidence_records(folder: Path) -> dict[str, Any]:
+    """A finished folder for scripts: arms, texts, and the rows of every table."""
+    state = finished_evidence(folder)
+    return {"arms": state["arms"], "texts": state["texts"], **{name: table_records(folder / f"{name}.csv") for name in TABLES}}
+
+
+def show_evidence(folder: Path) -> str:
+    """A finished folder as text: a sentence for each claim."""
+    state = finished_evidence(folder)
     tables = {name: read_table(folder / f"{name}.csv") for name in TABLES}
     lines = [f"{name}: " + "; ".join(f"{kind} {' '.join(heads)}" for kind, heads in arm["heads"].items()) for name, arm in state["arms"].items()]
     for corpus in tables["evidence"]["corpus"].unique():
@@ -210,7 +223,7 @@ def show_evidence(folder: Path) -> str:
         if 2.0 ** (1 - few) * tests > ALPHA:
             lines += ["", f"note: {corpus} has {few} documents for some of {tests} tests: after Holm's correction even the clearest difference could not be found there"]
     lines += ["", f"Differences are paired within documents, two-sided, Holm-corrected; 'no difference found' where p > {ALPHA}. Attention is not cause: blocking stands beside it."]
-    return "\n".join(lines)
+    return "\n".join(fitted(lines))
 
 
 def _sides(r: Any, other: float, name: str) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .._options import Device, Dtype, RegionBy
+from .._examples import examples
+from .._options import AsJson, Device, Dtype, RegionBy
 
-flip_app = typer.Typer(name="flip", help="Edit evidence: does its code go, and stay when another code's evidence is edited?", no_args_is_help=True, rich_markup_mode=None)
+flip_app = typer.Typer(name="flip", help="Edit evidence: does its code go?", no_args_is_help=True, rich_markup_mode=None)
 
 
-@flip_app.command(name="register")
+@flip_app.command(name="register", epilog=examples("flip register"))
 def flip_register(
     model: Annotated[list[str], typer.Option(help="model of an arm; again for more, the first is the reference")],
     spans: Annotated[list[Path], typer.Option(help="JSONL of notes (prepare writes them) or transcripts, with evidence spans; again for more corpora")],
@@ -37,7 +39,10 @@ def flip_register(
     affirmed: Annotated[str, typer.Option(help="word that the negation replaces where it stands right before evidence, with its space")] = "",
     region_by: RegionBy = None,
 ) -> None:
-    """Write down what will be run, with a time and a hash, before anything is."""
+    """Write down what will be run, before anything is.
+
+    With a time and a hash; a plan is never overwritten.
+    """
     from .edits import Wording
     from .plan import STOP, Planning, register
     from .work import show_plan
@@ -47,16 +52,17 @@ def flip_register(
     typer.echo(show_plan(plan, out))
 
 
-@flip_app.command(name="run")
+@flip_app.command(name="run", epilog=examples("flip run"))
 def flip_run(
     plan: Annotated[Path, typer.Option(help="a registered plan")],
     out: Annotated[Path, typer.Option(help="folder, new or to be continued")],
     batch: Annotated[int, typer.Option(help="texts that are written side by side", min=1)] = 8,
     dtype: Dtype = "float32",
     device: Device = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run a registered plan; one that was changed is refused."""
-    from .work import run_plan, show_flip
+    from .work import flip_records, run_plan, show_flip
 
     if run_plan(plan, out, together=batch, dtype=dtype, device=device) is not None:
-        typer.echo(show_flip(out))
+        typer.echo(json.dumps(flip_records(out)) if as_json else show_flip(out))

@@ -25,8 +25,9 @@ from ..generation import Generating, Parts, generate
 from ..labels import LabelSpace
 from ..model import DecisionModel
 from ..prompts import Prompt
-from ..run_folder import RunFolder, read_json, read_table, versions, write
+from ..run_folder import RunFolder, read_json, read_table, table_records, versions, write
 from ..transcripts import Transcript
+from ..words import fitted
 from ..workflow import check_device, load_space, own_device
 from .outcomes import Case, Flip, conclude_flips, given, live_flips
 from .plan import Planned, generating_of, load_plan, plan_corpora, planning_of
@@ -140,11 +141,23 @@ def show_plan(plan: dict[str, Any], path: Path) -> str:
     return "\n".join([*lines, f"stop rule: {options['stop']}"])
 
 
-def show_flip(folder: Path) -> str:
-    """A finished folder as text: a sentence for each claim."""
+def finished_flip(folder: Path) -> dict[str, Any]:
+    """`run.json` of a finished folder; raises InputError for any other."""
     state = read_json(folder / "run.json")
     if not state.get("finished") or "left_out" not in state:
         raise InputError(f"{folder} is not a finished folder of decisionheads flip run; run the same command again to continue it")
+    return state
+
+
+def flip_records(folder: Path) -> dict[str, Any]:
+    """A finished folder for scripts: the plan's hash, what was left out, and the rows of the table."""
+    state = finished_flip(folder)
+    return {"registered": state["inputs"]["registered"], "plan": state["inputs"]["plan"], "left_out": state["left_out"], "flip": table_records(folder / "flip.csv")}
+
+
+def show_flip(folder: Path) -> str:
+    """A finished folder as text: a sentence for each claim."""
+    state = finished_flip(folder)
     table, cases = read_table(folder / "flip.csv"), read_table(folder / "cases.csv")
     lines = [f"plan of {state['inputs']['registered']}, hash {state['inputs']['plan']}, unchanged"]
     for (corpus, read), mine in table.groupby(["corpus", "read"], sort=False):
@@ -156,4 +169,4 @@ def show_flip(folder: Path) -> str:
     broken = int(cases[["unfinished_own", "unfinished_control"]].to_numpy().sum()) if len(cases) else 0
     if broken:
         lines += ["", f"note: {broken} edited texts came to no answer; their codes count as gone"]
-    return "\n".join(lines)
+    return "\n".join(fitted(lines))
