@@ -107,7 +107,8 @@ def pack_bytes(hooked: Engine, length: int, rows: int, full: int) -> int:
 
     Args:
         length: positions of the prefix.
-        rows, full: rows, and those of them whose logits are all wanted.
+        rows: how many.
+        full: those of them whose logits are all wanted.
     """
     edits = 2 * rows * hooked.n_layers * hooked.n_heads
     if not hooked.packed:  # each row holds keys and values of its own in every layer

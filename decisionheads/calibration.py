@@ -56,10 +56,13 @@ def match(events: Float[Array, "event covariate"], nulls: Float[Array, "null cov
     """Match nulls to events: exact on class, nearest on covariates, none used twice.
 
     Args:
-        events, nulls: covariates (margin, log entropy, position).
-        event_class, null_class: what must be equal (transcript and token class, say).
+        events: covariates (margin, log entropy, position).
+        nulls: the same covariates.
+        event_class: what must be equal (transcript and token class, say).
+        null_class: the same of the nulls.
         caliper: largest difference in any covariate, in standard deviations over events and nulls.
-        most, least: nulls for an event; with fewer than `least` it leaves calibration.
+        most: nulls for an event.
+        least: nulls for an event; with fewer it leaves calibration.
 
     Rounds: in each, every event that still lacks nulls gets at most one more, so that the total
     distance is smallest; nulls of events that end below `least` are not handed on.

@@ -105,10 +105,13 @@ def elicitation_heads(model: DecisionModel, transcripts: Sequence[Transcript] | 
 
     Args:
         transcripts: all of them, to be split (see `survey.split`), or the splits by name.
-        cue, where: see `elicitation.elicit`.
+        cue: see `elicitation.elicit`.
+        where: see `elicitation.elicit`.
         most: cuts of one code at most; a lead that is as long as this ends at no mention and is left out.
         at: where z is replaced.
-        alpha, delta, draws: see `survey.Options`.
+        alpha: see `survey.Options`.
+        delta: see `survey.Options`.
+        draws: see `survey.Options`.
         minimum: fewest lead cuts of the reference split.
         random_sets: random sets of heads that the selected ones are held against.
 

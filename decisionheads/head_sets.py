@@ -101,7 +101,8 @@ def set_margins(model: DecisionModel, cases: Sequence[Case], sets: Sequence[Head
     """Measure every set at every case; the empty set is exactly `m` and `m0`.
 
     Args:
-        without, only: which of the two is wanted; the other stays clean and `m0`.
+        without: measure each set ablated; if not wanted, those stay clean.
+        only: measure all heads but each set ablated; if not wanted, those stay `m0`.
     """
     m, m0 = np.zeros(len(cases), np.float32), np.zeros(len(cases), np.float32)
     margins = np.zeros((2, len(sets), len(cases)), np.float32)

@@ -94,7 +94,8 @@ def measure_reads(model: DecisionModel, events: Sequence[tuple[Reading, Decision
         events: each with its reading and the positions of its matched null tokens.
         sinks: see `spans.find_sinks`.
         asked: kinds, and the span of each.
-        draws, seed: of the permutations.
+        draws: permutations.
+        seed: of the permutations.
     """
     found, rows = {}, {}
     numbers = {name: i for i, name in enumerate(dict.fromkeys(r.transcript.id for r, _, _ in events))}

@@ -69,7 +69,8 @@ def students_figure(table: pd.DataFrame, curves: pd.DataFrame, *, arm: str = "mi
         table: one row for each (student, arm, seed) with `COLUMNS`, NaN where undefined; `recovery_low` and
             `recovery_high` if known. Arms "teacher" and "untrained" are references, and need no seed.
         curves: student, arm, seed, size, recovery.
-        arm, baseline: the comparison that titles speak of, as `compare_arms` makes it.
+        arm: what titles speak of, held against the baseline as `compare_arms` does.
+        baseline: what it is held against.
         arms: those compared, which are one family for Holm's correction; by default all.
         bounds: measure -> preset bound of equivalence, for `recovery` and `micro_f1`.
         width: pixels that titles are broken for; under 700 all panels stand below each other.

@@ -27,8 +27,8 @@ def mistill_loss(teacher_mass: Float[Tensor, "event group"], student_mass: Float
     """Weighted sum over events of `KL(P_T || P_S)`; the mean where no weights are given.
 
     Args:
-        teacher_mass, student_mass: attention pooled over heads, from an event's position to each group; no
-            gradient flows into the teacher's.
+        teacher_mass: attention pooled over heads, from an event's position to each group; no gradient flows into it.
+        student_mass: the same of the student.
         weights: of each event. Those with weight 0 count nothing, whatever stands in their rows (padding).
             `w_kind / events of the transcript / transcripts` gives the mean over transcripts of the mean over events.
 

@@ -185,10 +185,12 @@ def at_matched_precision(validation: Mapping[str, Written], test: Mapping[str, W
     """Recall of every arm on test, at thresholds that give one precision on validation.
 
     Args:
-        validation, test: arm -> what it wrote; the same arms, and in each split the same documents.
+        validation: arm -> what it wrote; every arm the same documents.
+        test: the same of the other split, of the same arms.
         precision: that all are held to, in (0, 1]; by default the largest precision that an arm has on validation
             without a threshold: what the most careful one has for nothing, the others have to reach.
-        seed, draws: of the bootstrap, in which every arm is given the same documents.
+        seed: of the bootstrap.
+        draws: of the bootstrap, in which every arm is given the same documents.
 
     Raises:
         InputError: for different arms or documents, a document (or patient) on both sides, or no code on validation.

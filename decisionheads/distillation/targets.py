@@ -176,7 +176,8 @@ def place(transcript: Transcript, targets: Sequence[Target], labels: LabelSpace,
     shares a character with the teacher's; each of the student's stands for one target at most.
 
     Args:
-        tokenizer, sinks: the student's.
+        tokenizer: the student's.
+        sinks: the student's.
         encoded: its tokens of the text, if they are at hand.
         closers: token ids that follow complete labels, of the student.
 

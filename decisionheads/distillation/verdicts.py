@@ -200,7 +200,8 @@ def compare_arms(table: pd.DataFrame, measure: str, *, baseline: str = "cot", ar
         bound: preset half-width of equivalence, in the measure's unit.
         texts: of a measure that is a ratio of sums, one row for each (student, arm, seed, text) with numerator and
             denominator; `group` where several texts are of one patient.
-        draws, seed: of the bootstrap.
+        draws: of the bootstrap.
+        seed: of the bootstrap.
 
     Raises:
         InputError: for a missing column, arm or baseline, two rows of one (student, arm, seed) or of one text, or

@@ -113,7 +113,8 @@ def align(model: DecisionModel, text: EvidenceText, encoded: Encoded, units: Seq
 
     Args:
         units: their kinds have heads in the arm.
-        sets, seed: of random heads.
+        sets: of random heads.
+        seed: of random heads.
 
     Raises:
         ExactnessError: if the clean rows differ from the plain model's logits.

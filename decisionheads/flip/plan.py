@@ -107,9 +107,11 @@ def register(models: Sequence[str], spans: Sequence[Path], labels: Path, out: Pa
 
     Args:
         models: the arms, the first the reference.
-        spans, in_domain: corpora, as in `evidence`.
+        spans: corpora, as in `evidence`.
+        in_domain: those that the models were trained on, as there.
         like: transcripts that `generate` wrote; texts are written as they were.
-        cue, longest: in place of what `like` or the defaults say.
+        cue: in place of what `like` or the defaults say.
+        longest: in place of what `like` or the defaults say.
         pilot: folder of an earlier flip run, of other texts; the variance is that of its documents' D, blinded to which edit is the control.
 
     Raises:

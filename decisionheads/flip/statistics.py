@@ -29,7 +29,8 @@ def difference(own: Float[Array, " case"], control: Float[Array, " case"], docum
     of which was otherwise: `D -/+ most (1 - .025^(1 / documents))`, exact for a document that is as far off as it can be.
 
     Args:
-        own, control: flips, 1 or 0; or D of two arms.
+        own: flips, 1 or 0; or D of one arm.
+        control: the same of the control edit; or D of the other arm.
         most: the largest D there can be: 1, or 2 between arms.
     """
     found = paired(own, control, documents, draws=draws, seed=seed)
