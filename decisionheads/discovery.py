@@ -104,7 +104,7 @@ class Discovery(Viewed):
 
     def __repr__(self) -> str:
         found = "; ".join(f"{kind}: {', '.join(map(str, list(r.selected)[:4])) or 'none'}{' ...' if len(r.selected) > 4 else ''}" for kind, r in self.kinds.items())
-        return f"Discovery({self.model}, {self.shape[0]} x {self.shape[1]} heads; selected {found})"
+        return f"Discovery({self.model.rstrip('/').rpartition('/')[2]}, {self.shape[0]} x {self.shape[1]} heads; selected {found})"
 
     def _rows(self):
         table = self.to_frame()

@@ -117,6 +117,11 @@ class Judged(Viewed):
         return (float(low[0]), float(high[0])), (float(low[1]), float(high[1]))
 
     @property
+    def random_95(self) -> tuple[float | None, float | None]:
+        """95% quantiles of the pooled N and R of random sets; None where there are none."""
+        return (plain(np.quantile(self.random[0], 0.95)), plain(np.quantile(self.random[1], 0.95))) if self.random.size else (None, None)
+
+    @property
     def kappa(self) -> float:
         """Choices kept without the set, corrected for chance: 0 is guessing."""
         return float((self.kept.mean() - self.chance.mean()) / (1 - self.chance.mean()))
@@ -151,8 +156,8 @@ class Judged(Viewed):
         share = lambda what: dict(zip(("k", "n", "share", "low", "high"), map(plain, self.share(what)), strict=True))  # noqa: E731
         (n_low, n_high), (r_low, r_high) = self.interval()
         low, high = self.kappa_interval()
-        at = lambda row, level: plain(np.quantile(self.random[row], level)) if self.random.size else None  # noqa: E731
-        ratio = lambda row, a, b: {"pooled": plain(self.pooled[row]), "low": plain(a), "high": plain(b), "random": at(row, 0.5), "random_95": at(row, 0.95)}  # noqa: E731
+        ratio = lambda row, a, b: {"pooled": plain(self.pooled[row]), "low": plain(a), "high": plain(b),  # noqa: E731
+                                   "random": plain(np.quantile(self.random[row], 0.5)) if self.random.size else None, "random_95": self.random_95[row]}
         return {"set": list(map(str, self.heads)), "digest": self.heads.digest, "transcripts": len(self.transcripts), "events": len(self.carried),
                 "undefined": self.undefined, "necessary": share("necessary"), "sufficient": share("sufficient"), "necessity": ratio(0, n_low, n_high),
                 "recovery": ratio(1, r_low, r_high), "m": plain(self.margins[0]), "m0": plain(self.margins[1]), "m_without": plain(self.margins[2]),

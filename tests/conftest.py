@@ -121,13 +121,18 @@ def shapes_unchecked():
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory):
-    """The run folder of a demo of 40 texts."""
+def demo(tmp_path_factory, worker_id):
+    """The run folder of a demo of 40 texts, made once for all processes of a test run; not to be written to."""
+    from filelock import FileLock
+
     from decisionheads.cli import main
 
-    out = tmp_path_factory.mktemp("demo") / "run"
-    with shapes_unchecked():
-        assert main(["demo", "--texts", "40", "--out", str(out)]) == 0
+    base = tmp_path_factory.getbasetemp()
+    out = (base if worker_id == "master" else base.parent) / "demo-run"
+    with FileLock(f"{out}.lock"):
+        if not (out / "report.html").is_file():
+            with shapes_unchecked():
+                assert main(["demo", "--texts", "40", "--out", str(out)]) == 0
     return out
 
 
