@@ -20,6 +20,7 @@ from ._cache import Prefix
 from ._rows import Engine
 from .ablation import check_events
 from .branches import MEMORY, Branch, plan_packs, run_pack
+from .heads import HeadSet
 
 if TYPE_CHECKING:
     from .model import DecisionModel, Reading
@@ -59,6 +60,24 @@ def pooled_attention(hooked: Engine, prefix: Prefix, branches: Sequence[Branch],
 
         run_pack(hooked, prefix, [branches[i] for i in pack], on_pattern=pool)
     return out
+
+
+@torch.no_grad()
+def attention_row(hooked: Engine, prefix: Prefix, branch: Branch, heads: HeadSet) -> Float[np.ndarray, " position"]:
+    """Attention from a branch's first row to every position up to its own, the mean over some heads; zeros for no head.
+
+    One row alone, so that texts of any length can be asked; the branch's interventions act as they do everywhere.
+    """
+    mass = torch.zeros(branch.position + 1, dtype=torch.float64)
+
+    def add(layer: int, pattern: Tensor) -> None:
+        mine = [h.head for h in heads if h.layer == layer]
+        if mine:  # the row's own key stands last; a sliding cache holds the last keys only
+            row = pattern[mine, 0].sum(0)[:len(mass)].double().cpu()
+            mass[len(mass) - len(row):] += row
+
+    run_pack(hooked, prefix, [Branch(branch.position, (), branch.interventions, ())], on_pattern=add)
+    return (mass / max(1, len(heads))).float().numpy()
 
 
 def read_attention(model: DecisionModel, reading: Reading, spans: Sequence[Span], memory: int = MEMORY) -> Float[np.ndarray, "event layer head span"]:
