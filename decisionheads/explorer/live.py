@@ -21,7 +21,6 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 UNFOLD = 400  # tokens that a click on a folded stretch opens, the last ones first
 SCRIPT = """
 function render({ model, el }) {
-  el.setAttribute("data-lm-suppress-shortcuts", "true");
   let alive = false, scene = null, begun = null, left = null;
   const root = () => el.querySelector(".dhx");
   const send = (what, value = "") => { root()?.setAttribute("aria-busy", "true"); model.send({ do: what, value }); };
@@ -50,6 +49,8 @@ function render({ model, el }) {
     const what = item.dataset.do;
     send(what, what.startsWith("entry-") ? el.querySelector('[data-k="entry"]').value : item.dataset.value ?? item.value);
   };
+  // JupyterLab's own keys (arrows, Enter, letters) are looked up from the focused element on, before its parents
+  el.addEventListener("focusin", (e) => e.target.setAttribute("data-lm-suppress-shortcuts", "true"));
   el.addEventListener("click", (e) => { const item = e.target.closest("button[data-do]"); if (item) act(item); });
   el.addEventListener("change", (e) => { if (e.target.matches("select[data-do], input[data-do]")) act(e.target); });
   el.addEventListener("pointerdown", (e) => { begun = e.target.closest("[data-i]")?.dataset.i ?? null; });
@@ -152,7 +153,7 @@ def show(explorer: Explorer) -> None:
         return
     live = explorer.widget()
     live.saved = display(bundle(explorer, live.key), raw=True, display_id=True)
-    display(live.view_data(), raw=True)
+    display({"text/html": "<!-- the live view of the page above -->", **live.view_data()}, raw=True)
 
 
 class Desk(Hand):

@@ -33,7 +33,8 @@ STYLE = f"""
 .dhx p {{ margin: 0 0 .5rem; }} .dhx small {{ opacity: .8; font-size: 12px; }} .dhx * {{ box-sizing: border-box; }}
 .dhx-cols {{ display: grid; grid-template-columns: minmax(0, 1fr); gap: 12px; }}
 @container (min-width: 720px) {{ .dhx-cols {{ grid-template-columns: minmax(0, 3fr) minmax(0, 2fr); }} }}
-.dhx-text {{ font: 13px/1.75 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; background: var(--soft); border-radius: 6px; padding: 8px; max-height: 30rem; overflow: auto; position: relative; }}
+.dhx-text {{ font: 13px/1.75 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; background: var(--soft); border-radius: 6px; padding: 8px; position: relative; }}
+.dhx.live .dhx-text {{ max-height: 32rem; overflow: auto; }}
 .dhx-text .c {{ outline: 2px solid var(--for); font-weight: 700; border-radius: 2px; }} .dhx-text .n {{ border-bottom: 3px dotted var(--against); }}
 .dhx-text .x {{ text-decoration: line-through 2px; background-image: repeating-linear-gradient(135deg, var(--line) 0 1px, transparent 1px 5px); }}
 .dhx-text .s {{ outline: 2px dashed currentColor; }} .dhx-text .later {{ opacity: .55; }} .dhx-text details {{ white-space: pre-wrap; border-left: 3px solid var(--line); padding-left: 6px; }}
@@ -42,14 +43,14 @@ STYLE = f"""
 .dhx-track {{ position: relative; height: 16px; background: var(--soft); }} .dhx-track i {{ position: absolute; top: 2px; bottom: 2px; display: block; min-width: 2px; }}
 .dhx-track u {{ position: absolute; top: -2px; bottom: -2px; border-left: 2px dashed currentColor; }}
 .dhx table {{ border-collapse: collapse; width: 100%; margin: 0 0 .5rem; font-size: 13px; font-variant-numeric: tabular-nums; table-layout: auto; }}
-.dhx td, .dhx th {{ text-align: right; padding: 1px 5px; border-bottom: 1px solid var(--line); background: transparent; white-space: nowrap; }}
-.dhx td:first-child, .dhx th:first-child {{ text-align: left; white-space: normal; overflow-wrap: anywhere; }} .dhx code {{ font: 12px ui-monospace, monospace; background: var(--soft); color: inherit; padding: 0 3px; }}
+.dhx td, .dhx th {{ text-align: right; padding: 1px 5px; border-bottom: 1px solid var(--line); background: transparent; vertical-align: bottom; }} .dhx td {{ white-space: nowrap; }} .dhx tr {{ background: transparent !important; }}
+.dhx td:first-child, .dhx th:first-child {{ text-align: left; white-space: normal; overflow-wrap: anywhere; }} .dhx code {{ font: 12px ui-monospace, monospace; background: var(--soft); color: inherit; padding: 0 3px; white-space: nowrap; }}
 .dhx-grid {{ display: grid; gap: 2px; margin-bottom: .5rem; max-width: 34rem; }} .dhx-grid > * {{ min-width: 0; padding: 2px 0 !important; text-align: center; font-size: 11px; border: 1px solid var(--line); border-radius: 3px; overflow: hidden; }}
 .dhx .off {{ background: color-mix(in srgb, var(--against) 55%, transparent) !important; text-decoration: line-through 2px; }} .dhx .seen {{ box-shadow: inset 0 -3px 0 var(--for); }}
 .dhx button, .dhx select, .dhx input {{ font: inherit; font-size: 13px; color: inherit; background: transparent; border: 1px solid var(--line); border-radius: 4px; padding: 2px 7px; max-width: 100%; min-height: 24px; margin: 0; }}
 .dhx button {{ cursor: pointer; }} .dhx button:hover, .dhx select:hover {{ background: var(--soft); }} .dhx option, .dhx optgroup {{ background: var(--jp-layout-color1, Canvas); color: var(--jp-content-font-color1, CanvasText); }}
 .dhx :focus-visible {{ outline: 3px solid color-mix(in srgb, var(--for) 70%, currentColor); outline-offset: 1px; }}
-.dhx-controls {{ display: flex; flex-wrap: wrap; gap: 6px 12px; margin-bottom: 8px; align-items: end; }} .dhx-controls label {{ display: grid; font-size: 12px; min-width: 0; max-width: 100%; }}
+.dhx-controls {{ display: flex; flex-wrap: wrap; gap: 6px 12px; margin-bottom: 8px; align-items: end; }} .dhx-controls label {{ display: grid; grid-template-columns: minmax(0, max-content); font-size: 12px; min-width: 0; max-width: 100%; }}
 .dhx-row {{ display: flex; flex-wrap: wrap; gap: 4px; margin-bottom: .5rem; align-items: center; }} .dhx-row input {{ flex: 1 1 8rem; min-width: 6rem; }}
 .dhx-error {{ border-left: 4px solid var(--against); background: var(--soft); padding: 4px 8px; margin-bottom: 8px; }} .dhx-error:empty {{ display: none; }}
 .dhx h4 {{ font-size: 13px; font-weight: 600; margin: .3rem 0; }} .dhx[aria-busy=true] {{ opacity: .6; }}
@@ -145,7 +146,7 @@ def _table(o: Outcome) -> str:
     roles = {"chosen": "chosen", "against": "rival", "live": "label", "": ""}
     rows = "".join(f"<tr><td><code>{escape(visible(a.text))}</code> <small>{roles[a.role]}</small></td><td>{a.probability_before:.1%}</td><td><b>{a.probability:.1%}</b></td>"
                    f"<td>{a.logit_before:.2f}</td><td><b>{a.logit:.2f}</b></td></tr>" for a in o.alternatives)
-    return f"<table><tr><th>next token</th><th>before</th><th>now</th><th>logit</th><th>now</th></tr>{rows}</table>"
+    return f"<table><tr><th>next token</th><th>before</th><th>now</th><th>logit before</th><th>logit now</th></tr>{rows}</table>"
 
 
 # -- the text ---------------------------------------------------------------------------------------
@@ -211,7 +212,7 @@ def _text(explorer: Explorer, decision: Decision, live: bool, unfolded: frozense
     end = f"<small> … {rest} more tokens</small>" if rest else ""
     hint = ("<p><small>Click two tokens, or drag, to keep what lies between from being read. Arrow keys move, Enter picks, Escape drops.</small></p>" if live else "")
     legend = (f"<p><small>Colour: attention that <b>{escape(_colour(explorer))}</b> pays from the token before the decision; full colour {full:.2f} of it, and {FIRST_TAKES} {float(mass[0]):.2f}. "
-              f"<span class=c>Framed</span>: chosen. {'Dotted: the near-miss. ' if near else ''}Struck through: not read.</small></p>")
+              f"Framed: chosen. {'Dotted: the near-miss. ' if near else ''}Struck through: not read.</small></p>")
     attributes = f" role=group tabindex=-1 aria-label='the text, token by token' data-roving=10 data-scene='{escape(state.transcript)}/{state.event}'" if live else ""
     return f"<div class=dhx-text{attributes}>{''.join(out)}{end}</div>{legend}{hint}"
 

@@ -54,11 +54,20 @@ def bench_of_run(folder: Path, model: DecisionModel, transcripts: Sequence[Trans
         warnings.simplefilter("ignore")  # the run said so
         means = reference_means(model, readings, minimum=asked.minimum)
     texts = {name: partial(read, known[name]) for part in ("evaluation", "selection") for name in splits[part] if name not in aside}
-    return Bench(model, texts, means, families_of(read_json(folder / "sets.json")))
+    return Bench(model, texts, means, families_of(folder / "sets.json"))
 
 
-def families_of(sets: dict) -> dict[str, HeadSet]:
-    """Named sets of `sets.json`: the families that have heads, then the set of each kind and the global one."""
-    families = {f"{name} family" if name != "neither" else "reads neither": record["heads"] for name, record in sets.get("families", {}).items()}
-    kinds = {f"{name} set": record["heads"] if "heads" in record else record["selected"]["heads"] for name, record in sets.items() if name != "families"}
-    return {name: HeadSet(heads) for name, heads in {**families, **kinds}.items() if heads}
+def families_of(path: Path) -> dict[str, HeadSet]:
+    """Named sets of a run that hold heads: the families, then the set of each kind and the global one.
+
+    Raises:
+        InputError: where a set is not the one that was frozen.
+    """
+    sets = read_json(path)
+    records = {f"{name} family" if name != "neither" else "reads neither": record for name, record in sets.get("families", {}).items()}
+    records |= {f"{name} set": record if "heads" in record else record["selected"] for name, record in sets.items() if name != "families"}
+    found = {name: HeadSet(record["heads"]) for name, record in records.items()}
+    for name, heads in found.items():
+        if heads.digest != records[name]["digest"]:
+            raise InputError(f"{path}: the {name} is not the one that was frozen; run discover again")
+    return {name: heads for name, heads in found.items() if len(heads)}
