@@ -413,6 +413,21 @@ def test_every_control_has_a_name_and_one_stop_by_keyboard(explorer):
     assert len(keys) == len(set(keys))
 
 
+def test_many_heads_and_texts_are_named_and_not_listed(explorer, monkeypatch):
+    from decisionheads.explorer import page as module
+
+    monkeypatch.setattr(module, "GRID", 31), monkeypatch.setattr(module, "LISTED", 5)
+    desk = live.Desk(explorer.off("L2H5"))
+    desk.do("entry-colour", "L2H5, L0H1"), desk.do("entry-block", "L2H5, L0H1"), desk.do("span", "own block")
+    seen = Seen(desk.page())
+    assert not [a for _, a in seen.tags if a.get("data-do") == "head"] and "Heads off (1): L2H5." in seen.text and "dhx-grid'" not in explorer._repr_html_()
+    assert ("input", "transcript") in [(tag, a.get("data-do")) for tag, a in seen.tags]
+    assert explorer.state.blocked == explorer.shown == HeadSet(["L2H5", "L0H1"])
+    assert {"L2H5, L0H1"} <= {a["value"] for tag, a in seen.tags if tag == "option"} and "by L0H1, L2H5." in seen.text
+    desk.do("transcript", "t99")
+    assert desk.error.startswith("there is no transcript 't99' here; 6 are")
+
+
 def test_html_is_shown_first_and_kept_up_to_date(explorer, readings, monkeypatch):
     import IPython.display
 

@@ -50,7 +50,10 @@ function render({ model, el }) {
     send(what, what.startsWith("entry-") ? el.querySelector('[data-k="entry"]').value : item.dataset.value ?? item.value);
   };
   // JupyterLab's own keys (arrows, Enter, letters) are looked up from the focused element on, before its parents
-  el.addEventListener("focusin", (e) => e.target.setAttribute("data-lm-suppress-shortcuts", "true"));
+  el.addEventListener("focusin", (e) => {
+    e.target.setAttribute("data-lm-suppress-shortcuts", "true");
+    if (e.target.dataset.i !== undefined) el.querySelector("[data-say]").textContent = e.target.title || "hardly read";
+  });
   el.addEventListener("click", (e) => { const item = e.target.closest("button[data-do]"); if (item) act(item); });
   el.addEventListener("change", (e) => { if (e.target.matches("select[data-do], input[data-do]")) act(e.target); });
   el.addEventListener("pointerdown", (e) => { begun = e.target.closest("[data-i]")?.dataset.i ?? null; });

@@ -210,7 +210,7 @@ def _text(explorer: Explorer, decision: Decision, live: bool, unfolded: frozense
         n = stop
     rest = len(decision.reading.encoded) - units[-1][1]
     end = f"<small> … {rest} more tokens</small>" if rest else ""
-    hint = ("<p><small>Click two tokens, or drag, to keep what lies between from being read. Arrow keys move, Enter picks, Escape drops.</small></p>" if live else "")
+    hint = ("<p><small>Click two tokens, or drag, to keep what lies between from being read. Arrow keys move, Enter picks, Escape drops. <b data-say aria-live=polite></b></small></p>" if live else "")
     legend = (f"<p><small>Colour: attention that <b>{escape(_colour(explorer))}</b> pays from the token before the decision; full colour {full:.2f} of it, and {FIRST_TAKES} {float(mass[0]):.2f}. "
               f"Framed: chosen. {'Dotted: the near-miss. ' if near else ''}Struck through: not read.</small></p>")
     attributes = f" role=group tabindex=-1 aria-label='the text, token by token' data-roving=10 data-scene='{escape(state.transcript)}/{state.event}'" if live else ""
@@ -229,7 +229,7 @@ def _unit(unit: tuple[int, int, str, str], mass: np.ndarray, full: float, chosen
     style = f" style='background-color:rgba(1,133,123,{0.8 * min(1.0, weight / full) ** 0.5:.2f})'" if weight >= 0.005 else ""
     title = f" title='{weight:.3f} of the attention'" if weight >= 0.005 else ""
     keys = f" data-i={first} data-k=t{first} tabindex={0 if first == chosen else -1}" if live else ""
-    shown = escape(text) if text.strip("\n") or not text else "<small>↵</small>" * (not live or "\n" in text) + escape(text)
+    shown = escape(text) if text.strip("\n") else "<small>↵</small>" * bool(text) + text
     return f"{escape(before)}<span{' class=' + repr(' '.join(names)) if names else ''}{keys}{style}{title}>{shown}</span>"
 
 
