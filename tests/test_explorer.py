@@ -14,7 +14,7 @@ import torch
 from decisionheads import DecisionModel, HeadSet, InputError, Transcript, mean_ablate, tiny
 from decisionheads.ablation import ReferenceMeans
 from decisionheads.events import DecisionEvent
-from decisionheads.explorer import Bench, Explorer, bench, live
+from decisionheads.explorer import Bench, Explorer, bench, live, runs
 from decisionheads.explorer.page import STYLE, WHOLE, Hand, opened, page, pieces, visible
 from decisionheads.heads import HeadScores
 from decisionheads.run_folder import read_json
@@ -470,7 +470,9 @@ def test_the_script_takes_nothing_from_outside():
 # -- a finished run -----------------------------------------------------------------------------------
 
 
-def test_a_run_is_opened_with_its_own_effects(demo):
+def test_a_run_is_opened_with_its_own_effects(demo, monkeypatch):
+    used, really = set(), runs.survey
+    monkeypatch.setattr(runs, "survey", lambda model, transcript, labels, closers, *rest: used.add(closers) or really(model, transcript, labels, closers, *rest))
     model, space = DecisionModel.from_pretrained(tiny.path("llama")), tiny.labels()
     texts = load_transcripts(demo / "transcripts.jsonl")
     with shapes_unchecked():
@@ -485,6 +487,7 @@ def test_a_run_is_opened_with_its_own_effects(demo):
                 assert abs(explorer.pick(text, number).reset().off(head).outcome.effect - effects[head]) <= 1e-4
                 checked += abs(effects[head]) > 0.5
         assert checked >= 4
+    assert [list(closers) for closers in used] == [read_json(demo / "summary.json")["kinds"]["region"]["selection"]["closers"]] != [[]]
     sets = read_json(demo / "sets.json")
     assert explorer.families["global set"] == HeadSet(sets["global"]["heads"]) and all(len(heads) for heads in explorer.families.values())
     with pytest.raises(InputError, match="transcripts and 1 of them, such as .* are not among those given"):
@@ -497,10 +500,8 @@ def test_a_run_of_another_model_or_with_other_sets_is_refused(demo, random_folde
     texts, space = load_transcripts(demo / "transcripts.jsonl"), tiny.labels()
     with pytest.raises(InputError, match="is a run of llama, 4 layers by 8 heads"):
         Explorer.of_run(demo, DecisionModel.from_pretrained(random_folder), texts, space)
-    from decisionheads.explorer.runs import families_of
-
     sets = read_json(demo / "sets.json")
     sets["global"]["heads"] = ["L0H0"]
     (tmp_path / "sets.json").write_text(json.dumps(sets))
     with pytest.raises(InputError, match="the global set is not the one that was frozen"):
-        families_of(tmp_path / "sets.json")
+        runs.families_of(tmp_path / "sets.json")
