@@ -29,7 +29,7 @@ def layout(figure: Figure, title: str, x: str, y: str, height: int = 420, narrow
     """
     lines = wrap(title, ONE_LINE)
     figure.update_layout(
-        title={"text": "<br>".join(lines), "x": 0, "xanchor": "left", "font": {"size": 16}}, height=height + 22 * (len(lines) - 1),
+        title={"text": "<br>".join(lines), "x": 0, "xanchor": "left", "pad": {"l": 10}, "font": {"size": 16}}, height=height + 22 * (len(lines) - 1),
         margin={"l": 70, "r": 30, "t": 48 + 22 * len(lines), "b": 60}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"color": TEXT, "size": 13},
         showlegend=False, meta={"narrowest": narrowest})
     said = lambda text: {"text": "<br>".join(wrap(text, 46)), "font": {"size": 14}}  # noqa: E731

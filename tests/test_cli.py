@@ -131,7 +131,7 @@ def test_bad_labels_models_and_folders(files, tmp_path, capsys):
     refused(discover(files, tmp_path / "out", labels=bad), "give the file a 'label' column", tmp_path, capsys)
     bad.write_text("label\nVora-mi\n")
     refused(discover(files, tmp_path / "out", labels=bad), "add a region column", tmp_path, capsys)
-    refused(discover(files, tmp_path / "out", "--kinds", "region,colour"), "unknown kind 'colour'", tmp_path, capsys)
+    refused(discover(files, tmp_path / "out", "--kinds", "region,colour"), "kind='colour' is no kind of event", tmp_path, capsys)
     from .conftest import random_hf
 
     random_hf("llama").save_pretrained(tmp_path / "model")

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from ..events import DecisionEvent
-from ..plots import AGAINST, FOR
+from ..looks import AGAINST, FOR
 from .bench import ALL, OFF, Decision, Outcome
 
 if TYPE_CHECKING:
