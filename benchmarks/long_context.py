@@ -18,7 +18,8 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from decisionheads import DecisionModel, HeadSet, MeanAblate
-from decisionheads.branches import Branch, branch_logits, plan_packs
+from decisionheads._packs import plan_packs
+from decisionheads.branches import Branch, branch_logits
 
 VOCABULARY = 8192
 

@@ -9,7 +9,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "discover": ("decisionheads discover --model M --transcripts t.jsonl --labels labels.csv \\\n      --out run",
                  "decisionheads discover --model M --transcripts t.jsonl --labels labels.csv \\\n      --kinds region --single-heads --json --out quick",
                  "accelerate launch --multi_gpu -m decisionheads discover --model M \\\n      --transcripts t.jsonl --labels labels.csv --out run"),
-    "show": ("decisionheads show run", "decisionheads show run --json | jq .global.set"),
+    "show": ("decisionheads show run", "decisionheads show run --check", "decisionheads show run --json | jq .global.set"),
     "report": ("decisionheads report run",),
     "compare": ("decisionheads compare run other-run --figure both.html", "decisionheads compare run other-run --json"),
     "score": ("decisionheads score --transcripts t.jsonl --labels labels.csv",),

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ._packs import MEMORY, each_pack
 from .ablation import check_clean, event_margin
-from .branches import MEMORY, Branch, plan_packs, run_pack
+from .branches import Branch, run_pack
 from .errors import InputError
 from .heads import HeadScores
 from .interventions import Interpolate
@@ -87,7 +88,8 @@ def _at_clean(model: DecisionModel, reading: Reading, measured: list[Margin], zb
     branches = [Branch(e.position) for e in reading.events]
     gradient, z = torch.zeros_like(zbar), torch.zeros_like(zbar)
     direct = torch.zeros(zbar.shape[:3], device=hooked.device)
-    for pack in plan_packs(hooked, branches, memory // 4):
+
+    def of_pack(pack: list[int]) -> None:
         leaves, values = [], []
         with hooked.unembedding.frozen() as path:
             logits = run_pack(hooked, reading.prefix, [branches[i] for i in pack], _leaf(leaves, values))
@@ -100,6 +102,8 @@ def _at_clean(model: DecisionModel, reading: Reading, measured: list[Margin], zb
             gradient[pack, layer], z[pack, layer] = grad, value
             written = hooked.head_outputs(layer, (z - zbar)[pack, layer])
             direct[pack, layer] = torch.einsum("rhd,rd->rh", written, path.readout(unembedding, layer)).float()
+
+    each_pack(hooked, branches, memory // 4, of_pack)
     return gradient, z, direct
 
 
@@ -110,13 +114,16 @@ def _integrated(model: DecisionModel, reading: Reading, measured: list[Margin], 
     branches = [Branch(reading.events[e].position, (), (Interpolate(layer, alpha, means.of(reading.events[e])),), (measured[e].chosen, *measured[e].against))
                 for e, layer, alpha in plan]
     gradient = torch.zeros(len(reading.events), hooked.n_layers, hooked.n_heads, hooked.d_head, dtype=hooked.dtype, device=hooked.device)
-    for pack in plan_packs(hooked, branches, memory // 4):
+
+    def of_pack(pack: list[int]) -> None:
         leaves: list[Tensor] = []
         logits = run_pack(hooked, reading.prefix, [branches[i] for i in pack], _leaf(leaves, []))
         grads = torch.autograd.grad(sum(measured[plan[i][0]].among(branches[i].ids)(logits[row][0]) for row, i in enumerate(pack)), leaves)
         for row, i in enumerate(pack):
             event, layer, _ = plan[i]
             gradient[event, layer] += grads[hooked.layers.index(layer)][row] / steps
+
+    each_pack(hooked, branches, memory // 4, of_pack)
     return gradient
 
 

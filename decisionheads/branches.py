@@ -19,13 +19,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ._cache import Prefix
+from ._packs import MEMORY, each_pack, in_packs
 from ._rows import Engine, Rows, ZHook
 from .errors import InputError
 from .interventions import READS, BlockReads, Intervention, Keep, ReplaceValues
 from .views import Brief
-
-MEMORY = 512 * 2**20  # bytes for the attention scores of one pack and what goes with them
-ROWS = 256  # rows of one pack: what they might read of each other is computed and thrown away
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -73,50 +71,13 @@ def branch_logits(hooked: Engine, prefix: Prefix, branches: Sequence[Branch], me
         branches: what to run; they may stand at different positions.
         memory: bytes that one pack may take.
     """
-    for pack in plan_packs(hooked, branches, memory):
+
+    def logits(pack: list[int]) -> list[Float[Tensor, "token vocabulary"]]:
         with torch.no_grad():  # never around a yield: it would reach into the caller
-            found = run_pack(hooked, prefix, [branches[i] for i in pack])
+            return run_pack(hooked, prefix, [branches[i] for i in pack])
+
+    for pack, found in in_packs(hooked, branches, memory, logits):
         yield from zip(pack, found, strict=True)
-
-
-def plan_packs(hooked: Engine, branches: Sequence[Branch], memory: int = MEMORY) -> list[list[int]]:
-    """Cut branches into packs of at most `memory` bytes and `ROWS` rows, those of nearby positions together.
-
-    Where branches cannot be packed, those of one position and length make a batch.
-    """
-    if memory < 1:
-        raise ValueError("the memory budget must be positive")
-    alike = (lambda b: 0) if hooked.packed else (lambda b: (b.position, b.width))
-    order = sorted(range(len(branches)), key=lambda i: (branches[i].position, 0 if hooked.packed else branches[i].width))
-    packs: list[list[int]] = []
-    rows = full = 0
-    for i in order:
-        count = branches[i].width
-        whole = count if branches[i].ids is None else 0
-        if packs and rows + count <= ROWS and alike(branches[packs[-1][0]]) == alike(branches[i]) and pack_bytes(hooked, branches[i].position, rows + count, full + whole) <= memory:
-            packs[-1].append(i)
-            rows, full = rows + count, full + whole
-        else:
-            packs.append([i])
-            rows, full = count, whole
-    return packs
-
-
-def pack_bytes(hooked: Engine, length: int, rows: int, full: int) -> int:
-    """Bytes that a pack needs: scores and weights of one layer, masks, keys, logits.
-
-    Args:
-        length: positions of the prefix.
-        rows: how many.
-        full: those of them whose logits are all wanted.
-    """
-    edits = 2 * rows * hooked.n_layers * hooked.n_heads
-    if not hooked.packed:  # each row holds keys and values of its own in every layer
-        keys = 2 * hooked.n_layers * rows * (length + 1) * hooked.n_heads * hooked.d_head
-        return 4 * (keys + 3 * hooked.n_heads * rows * (length + 1) + rows * hooked.vocabulary + edits)
-    scores = 3 * hooked.n_heads * rows * (length + rows)
-    repeated = 2 * hooked.n_heads * (length + rows) * hooked.d_head
-    return 4 * (scores + repeated + (full if hooked.narrow else rows) * hooked.vocabulary + edits)
 
 
 def run_pack(hooked: Engine, prefix: Prefix, branches: Sequence[Branch], on_z: ZHook | None = None,
@@ -305,11 +266,13 @@ def clean_z(hooked: Engine, prefix: Prefix, positions: Sequence[int], memory: in
     """z of every head at some positions of a text, from clean rows; zeros where a layer has no heads."""
     branches = [Branch(position, ids=()) for position in positions]
     out = torch.zeros(len(branches), hooked.n_layers, hooked.n_heads, hooked.d_head, dtype=hooked.dtype, device=hooked.device)
-    for pack in plan_packs(hooked, branches, memory):
 
-        def keep(layer: int, z: Tensor, pack: list[int] = pack) -> Tensor:
+    def read(pack: list[int]) -> None:
+        def keep(layer: int, z: Tensor) -> Tensor:
             out[pack, layer] = z
             return z
 
         run_pack(hooked, prefix, [branches[i] for i in pack], keep)
+
+    each_pack(hooked, branches, memory, read)
     return out

@@ -159,12 +159,20 @@ def labels_icd10cm(
 def show_run(
     folder: Annotated[Path, typer.Argument(help="run folder")],
     most: Annotated[int, typer.Option(help="heads of each kind", min=1)] = 5,
+    check: Annotated[bool, typer.Option("--check", help="verify that manifest, tables and sets belong together")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print what a finished run found."""
+    from .run_check import check_run
     from .run_folder import open_run
     from .workflow import show
 
+    if check:
+        wrong = check_run(folder)
+        if wrong:
+            raise InputError(f"{folder}: {'; '.join(wrong)}; restore the files, or run discover again into another folder")
+        typer.echo("manifest, tables, sets and summary belong together")
+        return
     typer.echo(json.dumps(open_run(folder)["summary"]) if as_json else show(folder, most))
 
 

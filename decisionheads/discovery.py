@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
+from ._keeping import keeping
+from ._packs import out_of_memory
 from ._processes import spread
 from ._progress import Progress
 from .ablation import ReferenceMeans, event_margin
@@ -85,6 +87,7 @@ class Discovery(Viewed):
         warnings: sentences that belong beside every number.
         splits: ids of the transcripts of each split.
         standing: what the selected heads do together, held out and with controls; None if it was not asked for.
+        notes: how it went, such as where memory ran out; nothing that changes a number.
     """
 
     kinds: dict[Kind, KindResult]
@@ -97,6 +100,7 @@ class Discovery(Viewed):
     warnings: tuple[str, ...]
     splits: dict[str, list[str]]
     standing: Standing | None
+    notes: tuple[str, ...] = ()
 
     def to_frame(self) -> pd.DataFrame:
         """Every head of every kind."""
@@ -134,7 +138,12 @@ def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: La
     Raises:
         InputError: for too few usable transcripts, and whatever transcripts and labels raise.
     """
-    asked = Options(**options)
+    with keeping(store) as notes:
+        found = _discover(model, transcripts, labels, memory, progress, store, Options(**options))
+    return replace(found, notes=tuple(notes))
+
+
+def _discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: LabelSpace, memory: int, progress: bool, store, asked: Options) -> Discovery:
     if asked.cue:
         formatted(asked.cue, 1)  # refused now rather than after an hour
     parts = split(transcripts, asked.seed)
@@ -158,6 +167,10 @@ def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: La
                 return survey(model, t, labels, closers, template, asked, prefixes)
             except (ExactnessError, InputError) as error:
                 return str(error)
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+                return f"transcript {t.id}: out of memory while it was read; take a machine with more, or a shorter text"
 
         found = spread(read, bar(parts[name], f"reading {name}"), unpack=lambda s: s if isinstance(s, str) else s.adopted(prefixes))
         set_aside.update({t.id: s for t, s in zip(parts[name], found, strict=True) if isinstance(s, str)})

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 
 from ._cache import Prefix
+from ._keeping import kept
 from ._processes import spread
 from .branches import MEMORY, Branch, branch_logits
 from .calibration import bootstrap_interval
@@ -249,8 +250,11 @@ def elicit(model: DecisionModel, transcripts: Iterable[Transcript | Reading], la
     row = 0
 
     def others(text: CuedText) -> tuple[Array, Array]:
-        early = cue_margins(model, text.prefix, [(c.position, c.target) for code in text.codes for c in code.before], memory)
-        return early, _note_replaced(model, text, notes.get(text.transcript.id), memory)
+        note = notes.get(text.transcript.id)
+        measure = lambda: {"before": cue_margins(model, text.prefix, [(c.position, c.target) for code in text.codes for c in code.before], memory),  # noqa: E731
+                           "note": _note_replaced(model, text, note, memory)}
+        found = kept("before and note", [text.transcript.id, cue, where, most, note], measure)
+        return found["before"], found["note"]
 
     for text, (early, swapped) in zip(texts, spread(others, texts), strict=True):
         for code, values in zip(text.codes, text.margins, strict=True):

@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Float
 
 from ._cache import Prefix
+from ._keeping import kept
 from ._processes import spread
 from .ablation import MINIMUM
 from .branches import MEMORY, Branch, branch_logits, clean_z
@@ -135,7 +136,7 @@ def elicitation_heads(model: DecisionModel, transcripts: Sequence[Transcript] | 
     if len(sides[1]) < 2:
         raise InputError("the reference split has no null cuts: nothing but the mention and labels stands between mention and code; ask with where='code'")
     zbar, null_zbar = (_mean_z(model, [(c.text, m) for c in reference for m in (c.nulls if null else (c.event,))], at) for null in (False, True))
-    measured = lambda cuts, members, z: spread(lambda c: _measure(model, c.text, members(c), z, at, memory), cuts, by=lambda c: c.text.transcript.id)  # noqa: E731
+    measured = lambda cuts, members, z: spread(lambda c: _kept(model, c.text, members(c), z, at, memory), cuts, by=lambda c: c.text.transcript.id)  # noqa: E731
     nulls = measured([c for c in reference if c.nulls], lambda c: c.nulls, null_zbar)
     slope = slopes(np.concatenate([n[2] for n in nulls]), np.concatenate([n[0] for n in nulls]))
 
@@ -243,6 +244,13 @@ def _mean_z(model: DecisionModel, members: Sequence[tuple[CuedText, Member]], at
     of_member = lambda x: [clean_z(model.hooked, prefix, [b.position for _, b, _ in jobs]).double().cpu() for prefix, jobs in _places(model, x[0], (x[1],), at)]  # noqa: E731
     z = [values for found in spread(of_member, members, by=lambda x: x[0].transcript.id) for values in found]
     return torch.cat(z).mean(0).float().numpy()
+
+
+def _kept(model: DecisionModel, text: CuedText, members: Sequence[Member], zbar: Array, at: str, memory: int) -> tuple[Array, Array, Array]:
+    """`_measure`, or what the same run measured before."""
+    about = [text.transcript.id, at, *(x for m in members for x in (m.position, m.row, m.margin, *m.target.tokens)), zbar]
+    found = kept("lead cuts", about, lambda: dict(zip(("m", "m0", "effects"), _measure(model, text, members, zbar, at, memory), strict=True)))
+    return found["m"], found["m0"], found["effects"]
 
 
 def _measure(model: DecisionModel, text: CuedText, members: Sequence[Member], zbar: Float[Array, "layer head d_head"], at: str,

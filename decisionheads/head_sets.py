@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 
 from ._cache import Prefix
+from ._keeping import kept
 from ._processes import spread
 from .ablation import ReferenceMeans, event_margin
 from .branches import MEMORY, Branch, branch_logits
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from .model import DecisionModel, Reading
 
 Array = np.ndarray
+WORTH_KEEPING = 8  # sets, from which on what a text gives is kept for a run that is gone on with
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -106,36 +108,43 @@ def set_margins(model: DecisionModel, cases: Sequence[Case], sets: Sequence[Head
     """
     m, m0 = np.zeros(len(cases), np.float32), np.zeros(len(cases), np.float32)
     margins = np.zeros((2, len(sets), len(cases)), np.float32)
-    kept = np.zeros((2, len(sets), len(cases)), bool)
+    still = np.zeros((2, len(sets), len(cases)), bool)
+    wanted = [(s, which) for which, asked in enumerate((without, only)) for s, heads in enumerate(sets) if asked and len(heads)]
 
-    def of_text(mine: list[int]):
+    def of_text(mine: list[int]) -> dict[str, Array]:
+        about = [x for i in mine for x in (cases[i].transcript, cases[i].position, cases[i].margin, cases[i].alternatives, cases[i].everywhere, cases[i].answer, cases[i].zbar)]
+        measure = lambda: margins_of(mine)  # noqa: E731
+        return kept("sets", [without, only, *(s.digest for s in sets), *about], measure) if len(sets) >= WORTH_KEEPING else measure()
+
+    def margins_of(mine: list[int]) -> dict[str, Array]:
         branches: list[Branch] = []
         place: list[tuple[int, int]] = []  # case, and its row
-        jobs = {i: [(-1, 0), (-1, 1), *((s, which) for which, wanted in enumerate((without, only)) for s, heads in enumerate(sets) if wanted and len(heads))] for i in mine}
+        jobs = [(-1, 0), (-1, 1), *wanted]  # set -1: the clean text, and m0
         ids = {i: tuple(sorted({cases[i].margin.chosen, *cases[i].margin.against, *cases[i].alternatives})) for i in mine}
         for i in mine:
             c = cases[i]
-            for n, (s, which) in enumerate(jobs[i]):  # set -1: the clean text, and m0
+            for n, (s, which) in enumerate(jobs):
                 change = () if (s, which) == (-1, 0) else ((MeanAblate, Keep)[which](sets[s] if s >= 0 else HeadSet(), c.zbar),)
                 branches.append(c.branch(change, ids[i]))
                 place.append((i, n))
-        logits = {i: torch.empty(len(jobs[i]), len(ids[i])) for i in mine}
+        logits = {i: torch.empty(len(jobs), len(ids[i])) for i in mine}
         for n, rows in branch_logits(model.hooked, cases[mine[0]].prefix, branches, memory):
             i, row = place[n]
             logits[i][row] = rows[-1]
-        value = {i: cases[i].margin.among(ids[i])(logits[i]).numpy() for i in mine}
-        best = {i: (logits[i][:, [ids[i].index(a) for a in cases[i].alternatives]].argmax(1) == cases[i].alternatives.index(cases[i].margin.chosen)).numpy() for i in mine}
-        return [(i, jobs[i], value[i], best[i]) for i in mine]
+        value = [cases[i].margin.among(ids[i])(logits[i]).numpy() for i in mine]
+        best = [(logits[i][:, [ids[i].index(a) for a in cases[i].alternatives]].argmax(1) == cases[i].alternatives.index(cases[i].margin.chosen)).numpy() for i in mine]
+        return {"margins": np.stack(value), "best": np.stack(best)}
 
     texts: dict[int, list[int]] = {}
     for i, c in enumerate(cases):
         texts.setdefault(id(c.prefix), []).append(i)
-    for i, job, value, best in (found for text in spread(of_text, list(texts.values())) for found in text):
-        m[i], m0[i] = value[:2]
-        margins[:, :, i], kept[:, :, i] = value[:2, None], best[:2, None]  # the empty set, and what is not wanted
-        which, where = np.array([w for _, w in job[2:]], int), np.array([s for s, _ in job[2:]], int)
-        margins[which, where, i], kept[which, where, i] = value[2:], best[2:]
-    return SetMargins(m, m0, margins[0], margins[1], kept[0], kept[1])
+    which, where = np.array([w for _, w in wanted], int), np.array([s for s, _ in wanted], int)
+    for mine, found in zip(texts.values(), spread(of_text, list(texts.values())), strict=True):
+        for i, value, best in zip(mine, found["margins"], found["best"], strict=True):
+            m[i], m0[i] = value[:2]
+            margins[:, :, i], still[:, :, i] = value[:2, None], best[:2, None]  # the empty set, and what is not wanted
+            margins[which, where, i], still[which, where, i] = value[2:], best[2:]
+    return SetMargins(m, m0, margins[0], margins[1], still[0], still[1])
 
 
 def pooled_recovery(found: SetMargins) -> Float[Array, " set"]:

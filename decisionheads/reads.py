@@ -17,9 +17,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ._cache import Prefix
+from ._packs import MEMORY, each_pack
 from ._rows import Engine
 from .ablation import check_events
-from .branches import MEMORY, Branch, plan_packs, run_pack
+from .branches import Branch, run_pack
 from .heads import HeadSet
 
 if TYPE_CHECKING:
@@ -44,12 +45,13 @@ def pooled_attention(hooked: Engine, prefix: Prefix, branches: Sequence[Branch],
     member = torch.as_tensor(np.pad(keys, ((0, 0), (0, 1))).T, dtype=hooked.dtype, device=hooked.device)  # a row behind the text is in no span
     out = torch.zeros(len(branches), hooked.n_layers, hooked.n_heads, len(keys), device=hooked.device)
     branches = [Branch(b.position, b.tokens, b.interventions, ()) for b in branches]
-    for pack in plan_packs(hooked, branches, memory):
+
+    def read(pack: list[int]) -> None:
         first = np.cumsum([0, *(branches[i].width for i in pack)])[:-1]
         length = max(branches[i].position for i in pack)
         position = torch.tensor([branches[i].position for i in pack], device=hooked.device)
 
-        def pool(layer: int, pattern: Tensor, pack: list[int] = pack, first=first, length: int = length, position: Tensor = position) -> None:
+        def pool(layer: int, pattern: Tensor) -> None:
             if hooked.packed:
                 rows, own = pattern[:, first], pattern[:, first, length + first]
                 mass = rows[..., :length] @ member[:length]
@@ -59,6 +61,8 @@ def pooled_attention(hooked: Engine, prefix: Prefix, branches: Sequence[Branch],
             out[pack, layer] = (mass + own[..., None] * member[position]).transpose(0, 1).float()
 
         run_pack(hooked, prefix, [branches[i] for i in pack], on_pattern=pool)
+
+    each_pack(hooked, branches, memory, read)
     return out
 
 

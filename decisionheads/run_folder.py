@@ -19,7 +19,9 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from .discovery import Discovery
 
+TABLES = (".csv", ".json", ".jsonl", ".parquet", ".safetensors")  # what a manifest vouches for
 PACKAGES = ("decisionheads", "torch", "transformers", "transformer-lens", "numpy", "scipy", "statsmodels", "tokenizers")
 
 
@@ -62,8 +65,13 @@ def versions() -> dict[str, str]:
 def write(path: Path, content: bytes | str) -> None:
     """Write a file whole: beside it first, then into its place."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(beside, path)
+    try:
+        beside.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(beside, path)
+    except OSError as error:  # a full disk does not say which file
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
 
 
 class RunFolder:
@@ -80,7 +88,7 @@ class RunFolder:
     def __init__(self, path: Path, inputs: dict[str, Any]):
         self.check(path, inputs)
         self.path, self.inputs = path, inputs
-        self.parts = path / "parts"
+        self.parts, self.kept = path / "parts", path / "parts" / "going"
 
     def make(self) -> None:
         """Make the folder; done with the first thing that is worth keeping."""
@@ -116,25 +124,33 @@ class RunFolder:
     def finished(self) -> bool:
         return (self.path / "run.json").is_file() and read_json(self.path / "run.json").get("finished") is True
 
-    def _part(self, name: str) -> Path:
-        return self.parts / f"{digest(name)}.safetensors"
+    def _part(self, name: str, folder: Path | None = None) -> Path:
+        return (folder or self.parts) / f"{digest(name)}.safetensors"
 
-    def load_part(self, name: str) -> dict[str, np.ndarray] | None:
+    def load_part(self, name: str, folder: Path | None = None) -> dict[str, np.ndarray] | None:
         """The arrays of a transcript that is done, or None."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
-        path = self._part(name)
+        path = self._part(name, folder)
         try:
             return dict(load_file(path)) if path.is_file() else None
         except SafetensorError:  # torn: it is made again
             return None
 
-    def save_part(self, name: str, arrays: dict[str, np.ndarray]) -> None:
+    def save_part(self, name: str, arrays: dict[str, np.ndarray], folder: Path | None = None) -> None:
         from safetensors.numpy import save
 
         self.make()
-        write(self._part(name), save({k: np.ascontiguousarray(v) for k, v in arrays.items()}))
+        write(self._part(name, folder), save({k: np.ascontiguousarray(v) for k, v in arrays.items()}))
+
+    def load_kept(self, name: str) -> dict[str, np.ndarray] | None:
+        """What a stage has measured before this run was killed, or None; see `_keeping`."""
+        return self.load_part(f"kept/{name}", self.kept)
+
+    def save_kept(self, name: str, arrays: dict[str, np.ndarray]) -> None:
+        self.kept.mkdir(parents=True, exist_ok=True)
+        self.save_part(f"kept/{name}", arrays, self.kept)
 
     def finish(self, found: Discovery, timings: dict[str, float], report: Callable[[Path], str] | None = None) -> None:
         """Write the tables, then the report, then mark the run finished."""
@@ -162,11 +178,15 @@ class RunFolder:
         write(self.path / "null_max.safetensors", save({k: v for k, v in nulls.items() if len(v)} or {"none": np.zeros(1, np.float32)}))
         manifest = {"inputs": self.inputs, "finished": True, "model": found.model, "layers": found.shape[0], "heads": found.shape[1],
                     "options": asdict(found.options), "versions": versions(), "machine": f"{platform.machine()} {platform.system()}",
-                    "splits": found.splits, "timings": timings, "warnings": list(found.warnings)}
+                    "splits": found.splits, "timings": timings, "warnings": list(found.warnings), "notes": list(found.notes)}
+        manifest["files"] = {path.name: hash_file(path) for path in sorted(self.path.iterdir()) if path.suffix in TABLES and path.name != "run.json"}
         if report is not None:
             write(self.path / "run.json", json.dumps({**manifest, "finished": False}, indent=1) + "\n")
             write(self.path / "report.html", report(self.path))
         write(self.path / "run.json", json.dumps(manifest, indent=1) + "\n")
+        shutil.rmtree(self.kept, ignore_errors=True)  # only for going on
+        for left in (*self.path.glob(".*.[0-9]*"), *self.parts.glob(".*.[0-9]*")):  # half-written when a run was killed
+            left.unlink(missing_ok=True)
 
 
 def sets_of(found: Discovery) -> dict:
@@ -238,6 +258,12 @@ def read_table(path: Path) -> pd.DataFrame:
 def table_records(path: Path) -> list[dict]:
     """The rows of a table for JSON: None where a cell is empty."""
     return json.loads(read_table(path).to_json(orient="records"))
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_files(paths: Sequence[Path]) -> str:

@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from ._packs import MEMORY, in_packs
 from ._processes import spread
-from .branches import MEMORY, Branch, plan_packs, run_pack
+from .branches import Branch, run_pack
 from .decisions import DecisionEvent
 from .errors import InputError
 from .labels import LabelSpace
@@ -131,16 +132,20 @@ def find_sinks(model: DecisionModel, texts: Iterable[tuple[Prefix, Sequence[int]
         prefix, positions = text
         ids, taken, rows = prefix.ids.cpu().numpy(), {}, 0
         branches = [Branch(p, (), (), ()) for p in positions]
-        for pack in plan_packs(model.hooked, branches, memory):
+
+        def masses(pack: list[int]) -> np.ndarray:
             length = max(branches[i].position for i in pack)
             own = len(pack) if model.hooked.packed else 1  # keys of the rows themselves stand last
             mass = np.zeros(length)
 
-            def add(layer: int, pattern: Tensor, mass=mass, own: int = own) -> None:
+            def add(layer: int, pattern: Tensor) -> None:
                 seen = pattern[..., :-own].mean(0).sum(0)
                 mass[len(mass) - len(seen):] += seen.double().cpu().numpy()
 
             run_pack(model.hooked, prefix, [branches[i] for i in pack], on_pattern=add)
+            return mass
+
+        for pack, mass in in_packs(model.hooked, branches, memory, masses):
             rows += len(pack) * len(model.hooked.layers)
             for i in np.flatnonzero(mass):
                 taken[int(ids[i])] = taken.get(int(ids[i]), 0.0) + mass[i]

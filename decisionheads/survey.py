@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from ._keeping import kept
 from ._processes import spread
 from .ablation import MINIMUM, Probe, ReferenceMeans, check_events, measure
 from .branches import clean_z
@@ -190,7 +191,8 @@ def reference(model: DecisionModel, surveys: Sequence[Survey], asked: Options, m
         null_means[kind] = _mean_z(model, surveys, [[int(s.nulls.positions[j]) for k, j in used if k == i] for i, s in enumerate(surveys)], memory)
 
         def null_effects(job: tuple[Survey, list[int]], zbar=null_means[kind]) -> np.ndarray:
-            return measure(model, job[0].reading.prefix, [null_probe(job[0], j, zbar) for j in job[1]], memory).effects[:, 0]
+            effects = lambda: {"effects": measure(model, job[0].reading.prefix, [null_probe(job[0], j, zbar) for j in job[1]], memory).effects[:, 0]}  # noqa: E731
+            return kept("slopes", [job[0].reading.transcript.id, *job[1], zbar], effects)["effects"]
 
         own = [(surveys[i], [j for k, j in used if k == i]) for i in sorted({i for i, _ in used})]
         effects = spread(null_effects, bar(own, "slopes of nulls"))

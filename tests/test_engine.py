@@ -10,8 +10,9 @@ import torch
 
 from decisionheads import AddToZ, BlockReads, HeadSet, Keep, KnockIn, MeanAblate
 from decisionheads._hooked import Hooked
+from decisionheads._packs import plan_packs
 from decisionheads._rows import Rows
-from decisionheads.branches import Branch, branch_logits, clean_z, plan_packs
+from decisionheads.branches import Branch, branch_logits, clean_z
 
 from . import oracle
 

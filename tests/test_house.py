@@ -11,7 +11,7 @@ import pytest
 
 HOUSE = Path(__file__).parent.parent / "decisionheads"
 FLOORS = [
-    ["errors", "views", "_examples", "_options", "_progress", "_processes", "words"],
+    ["errors", "views", "_keeping", "_examples", "_options", "_progress", "_processes", "words"],
     ["heads", "label_trie", "decisions", "outputs"],
     ["labels"],
     ["transcripts", "calibration"],
@@ -24,6 +24,7 @@ FLOORS = [
     ["_batch_rows", "_late_entry"],
     ["_hooked", "_classic"],
     ["_self_test", "_together", "prefixes"],
+    ["_packs"],
     ["model"],
     ["branches"],
     ["ablation"],
@@ -38,7 +39,7 @@ FLOORS = [
     ["tiny"],
     ["run_folder"],
     ["generation"],
-    ["comparison"],
+    ["comparison", "run_check"],
     ["looks"],
     ["plots"],
     ["standing_plots"],

@@ -19,9 +19,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .._cache import Prefix
+from .._packs import MEMORY, each_pack
 from .._rows import Engine
 from ..ablation import check_events, event_margin
-from ..branches import MEMORY, Branch, branch_logits, plan_packs, run_pack
+from ..branches import Branch, branch_logits, run_pack
 from ..corpora.notes import EVIDENCE
 from ..decisions import Kind
 from ..heads import HeadSet
@@ -75,15 +76,20 @@ def pooled_rows(hooked: Engine, prefix: Prefix, positions: Sequence[int], sets: 
     weights = torch.stack([torch.as_tensor(s.to_mask(hooked.n_layers, hooked.n_heads) / max(1, len(s))) for s in sets]).to(hooked.device, hooked.dtype)
     out = torch.zeros(len(positions), len(sets), len(prefix), device=hooked.device)
     branches = [Branch(p, ids=()) for p in positions]
-    for pack in plan_packs(hooked, branches, memory):
-        length = max(branches[i].position for i in pack)
 
-        def pool(layer: int, pattern: Tensor, pack: list[int] = pack, length: int = length) -> None:
+    def of_pack(pack: list[int]) -> None:
+        length = max(branches[i].position for i in pack)
+        mass = torch.zeros(len(pack), len(sets), length, device=hooked.device)
+
+        def pool(layer: int, pattern: Tensor) -> None:
             seen = pattern[..., :length] if hooked.packed else pattern[..., :-1]  # keys of the rows themselves stand last
             begin = length - seen.shape[-1]  # a sliding cache holds the last keys only
-            out[pack, :, begin:length] += torch.einsum("gh,hrk->rgk", weights[:, layer], seen.to(weights.dtype)).float()
+            mass[..., begin:] += torch.einsum("gh,hrk->rgk", weights[:, layer], seen.to(weights.dtype)).float()
 
         run_pack(hooked, prefix, [branches[i] for i in pack], on_pattern=pool)
+        out[pack, :, :length] = mass
+
+    each_pack(hooked, branches, memory, of_pack)
     return out.double().cpu().numpy()
 
 
