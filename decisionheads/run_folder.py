@@ -184,8 +184,12 @@ class RunFolder:
             write(self.path / "run.json", json.dumps({**manifest, "finished": False}, indent=1) + "\n")
             write(self.path / "report.html", report(self.path))
         write(self.path / "run.json", json.dumps(manifest, indent=1) + "\n")
-        shutil.rmtree(self.kept, ignore_errors=True)  # only for going on
-        for left in (*self.path.glob(".*.[0-9]*"), *self.parts.glob(".*.[0-9]*")):  # half-written when a run was killed
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove what was only for going on, and what was half-written when a run was killed."""
+        shutil.rmtree(self.kept, ignore_errors=True)
+        for left in (*self.path.glob(".*.[0-9]*"), *self.parts.glob(".*.[0-9]*")):
             left.unlink(missing_ok=True)
 
 
