@@ -168,5 +168,5 @@ def _controls(summary: dict, tables: Tables) -> str:
 
 def _made(manifest: dict) -> str:
     rows = "".join(f"<tr><td>{escape(str(k))}</td><td>{escape(json.dumps(v) if not isinstance(v, str) else v)}</td></tr>"
-                   for part in ("versions", "options", "inputs", "timings") for k, v in manifest.get(part, {}).items())
+                   for part in ("versions", "options", "inputs") for k, v in manifest.get(part, {}).items())
     return f"<div class=wide><table class=facts>{rows}</table></div>"
