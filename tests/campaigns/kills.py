@@ -3,8 +3,8 @@
     python -m tests.campaigns.kills                    (20 kills: within a quarter of an hour on two cores)
     python -m tests.campaigns.kills --sample 60        (as many as begin within a minute, at least two)
 
-The run is the demo of an embedded model with 12 texts, from its own generation to the report, cue included. A moment is drawn
-evenly over the time that the untouched run took; some kills are followed by a second one. Tables, sets, summary, splits and report must
+The run is the demo of an embedded model with 12 texts, from its own generation to the report, cue included. A moment is drawn over
+the files that the untouched run wrote on its way, or (one in four) over the time it took; some kills are followed by a second one. Tables, sets, summary, splits and report must
 be the same to the byte. Exit code 1 if one differs.
 """
 
@@ -21,21 +21,30 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "decisionheads", "demo", "--texts", "12"]
 QUIET = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
 
 
-def run(out: Path, kill_after: float | None = None) -> tuple[int, str]:
-    """The exit code of the demo, and where it was: killed after so many seconds, or left alone."""
-    process = subprocess.Popen([*COMMAND, "--out", str(out)], env=QUIET, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        _, said = process.communicate(timeout=kill_after)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        _, said = process.communicate()
-    return process.returncode, said
+def run(out: Path, kill: Callable[[float], bool] = lambda seconds: False) -> tuple[int, str, int]:
+    """Run the demo until it ends, or until `kill` (of the seconds so far) says so: exit code, what it said, most files at once."""
+    with tempfile.TemporaryFile("w+") as errors:
+        process, begun, most = subprocess.Popen([*COMMAND, "--out", str(out)], env=QUIET, stdout=subprocess.DEVNULL, stderr=errors), time.monotonic(), 0
+        while process.poll() is None:
+            most = max(most, files(out))
+            if kill(time.monotonic() - begun):
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+            time.sleep(0.01)
+        errors.seek(0)
+        return process.returncode, errors.read(), most
+
+
+def files(out: Path) -> int:
+    """How many files a run has written so far."""
+    return sum(len(names) for _, _, names in os.walk(out))
 
 
 def state(out: Path) -> str:
@@ -66,26 +75,28 @@ def main() -> int:
     rng, differ = random.Random(args.seed), 0
     with tempfile.TemporaryDirectory() as folder:
         begun = time.monotonic()
-        code, said = run(Path(folder) / "untouched")
+        code, said, most = run(Path(folder) / "untouched")
         took = time.monotonic() - begun
         if code:
             raise SystemExit(f"the untouched run failed: {said}")
         expected = hashes(Path(folder) / "untouched")
-        print(f"untouched: {took:.1f} s, {len(expected)} things to compare")
+        print(f"untouched: {took:.1f} s, {most} files on its way, {len(expected)} things to compare")
         begun = time.monotonic()
         for n in range(args.kills):
             if args.sample is not None and n >= 2 and time.monotonic() - begun > args.sample:
                 print(f"stopped after {n} of {args.kills} kills, as asked")
                 break
-            out, moments = Path(folder) / f"killed-{n}", [rng.uniform(0, took) for _ in range(1 + (rng.random() < 0.3))]
-            seen = []
-            for moment in moments:
-                run(out, moment)
-                seen.append(f"{moment:.1f} s ({state(out)})")
-            code, said = run(out)
+            out, seen = Path(folder) / f"killed-{n}", []
+            for _ in range(1 + (rng.random() < 0.3)):
+                if rng.random() < 0.25:
+                    run(out, lambda seconds, moment=rng.uniform(0, took): seconds >= moment)
+                else:
+                    run(out, lambda seconds, out=out, count=rng.randint(1, most): files(out) >= count)
+                seen.append(state(out))
+            code, said, _ = run(out)
             wrong = sorted(k for k in {*expected, *hashes(out)} if expected.get(k) != hashes(out).get(k)) if code == 0 else [f"exit code {code}: {said[-300:]}"]
             differ += bool(wrong)
-            print(f"{n + 1:3} killed at {', '.join(seen)}: {'same' if not wrong else 'DIFFERENT: ' + ', '.join(wrong)}", flush=True)
+            print(f"{n + 1:3} killed with {', '.join(seen)}: {'same' if not wrong else 'DIFFERENT: ' + ', '.join(wrong)}", flush=True)
             shutil.rmtree(out, ignore_errors=True)
     print(f"{differ} of the killed runs came out different" if differ else "all came out the same")
     return int(differ > 0)
