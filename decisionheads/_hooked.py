@@ -295,7 +295,7 @@ class Hooked:
         z and patterns are seen flat: `[row, head, d_head]` and `[head, row, key]`, a batch's rows one
         after the other.
         """
-        fired = dict.fromkeys(self.layers, 0)
+        fired: dict[str, int] = {}
         model = self.bridge.original_model
         with ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
@@ -303,31 +303,33 @@ class Hooked:
             warnings.filterwarnings("ignore", message=".*(past_key_values|cache_params)", category=FutureWarning)
             stack.enter_context(eval_mode(model))
             keep = lambda handle: stack.callback(handle.remove)  # noqa: E731
+
+            def watch(name: str, point: torch.nn.Module, use: Callable[[Tensor], Tensor | None]) -> None:
+                def counted(module, args, out):
+                    fired[name] += 1
+                    return use(out)
+
+                fired[name] = 0
+                keep(point.register_forward_hook(counted))
+
             for handle in _repair_cache_argument(self.bridge, self.layers):
                 keep(handle)
             for layer in self.layers:
                 attention = self.bridge.blocks[layer].attn
                 if mask is not None:
-                    keep(attention.register_forward_pre_hook(
-                        lambda module, args, kwargs, layer=layer: (args, dict(kwargs, attention_mask=mask(layer))), with_kwargs=True))
+                    keep(attention.register_forward_pre_hook(lambda module, args, kwargs, layer=layer: (args, dict(kwargs, attention_mask=mask(layer))), with_kwargs=True))
                 if z_hook is not None:
-                    keep(self.z_points[layer].register_forward_hook(self._z_edit(layer, z_hook, fired)))
+                    watch(f"blocks.{layer}.attn.hook_z", self.z_points[layer], lambda out, layer=layer: self._z_edited(layer, out, z_hook))
                 if on_pattern is not None:
-                    keep(attention.hook_pattern.register_forward_hook(
-                        lambda module, args, out, layer=layer: on_pattern(layer, out.transpose(0, 1).flatten(1, 2))))
+                    watch(f"blocks.{layer}.attn.hook_pattern", attention.hook_pattern, lambda out, layer=layer: on_pattern(layer, out.transpose(0, 1).flatten(1, 2)))
             yield
-            if z_hook is not None and any(count != 1 for count in fired.values()):
-                wrong = next(i for i, count in fired.items() if count != 1)
-                raise RuntimeError(f"hook blocks.{wrong}.attn.hook_z fired {fired[wrong]} times in one forward, not once")
+            for name, count in fired.items():
+                if count != 1:  # OPT and GPT-J booted in sdpa never come by their patterns, without a word
+                    raise RuntimeError(f"hook {name} fired {count} times in one forward, not once; boot the model in eager attention")
 
-    def _z_edit(self, layer: int, z_hook: ZHook, fired: dict[int, int]):
-        def edit(module, args, out):
-            fired[layer] += 1
-            # flat or split, the layout is head-major everywhere: view, edit, shape back
-            z = out.reshape(out.shape[0] * out.shape[1], self.n_heads, -1)
-            return z_hook(layer, z).reshape(out.shape)
-
-        return edit
+    def _z_edited(self, layer: int, out: Tensor, z_hook: ZHook) -> Tensor:
+        """Flat or split, the layout is head-major everywhere: view, edit, shape back."""
+        return z_hook(layer, out.reshape(out.shape[0] * out.shape[1], self.n_heads, -1)).reshape(out.shape)
 
 
 def _takes(model, name: str) -> bool:
