@@ -129,7 +129,7 @@ def cued_codes(transcript: Transcript, labels: LabelSpace, tokenizer, *, cue: st
             continue
         _check_cue(asked, text[mention.start:mention.end], region, labels)
         own = encoded.tokens_in(mention.start, mention.end)
-        origin = int(encoded.tokens_in(*((code.start, code.end) if where == "code" else (answer_at, answer_at + 1)))[0])
+        origin = int(encoded.tokens_in(*((code.start, code.end) if where == "code" else (answer_at, len(text))))[0])
         distance = origin - int(own[-1]) - 1
         named_at = min((m.start for m in written if labels.region(m.label) == region), default=len(text))
         ask = _Ask(encoded, text, asked, code.label, named_at, live, tokenizer, context)

@@ -209,14 +209,17 @@ class Encoded(Brief):
         ids: `[position]` token ids.
         offsets: `[position, 2]` the characters of each token; `(0, 0)` for special tokens that stand
             for no character.
+        begins: `[position]` the first character of each token after the spaces that lead it.
     """
 
     ids: Int[np.ndarray, " position"]
     offsets: Int[np.ndarray, "position 2"]
+    begins: Int[np.ndarray, " position"] | None = None
 
     def tokens_in(self, start: int, end: int) -> np.ndarray:
-        """Positions of the tokens that overlap characters `start:end`, ascending."""
-        return np.flatnonzero((self.offsets[:, 0] < end) & (self.offsets[:, 1] > start))
+        """Positions of the tokens that overlap characters `start:end`, ascending; a space that leads a word is not yet the word."""
+        begins = self.offsets[:, 0] if self.begins is None else self.begins
+        return np.flatnonzero((begins < end) & (self.offsets[:, 1] > start))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -246,7 +249,8 @@ def encode(transcript: Transcript, tokenizer) -> Encoded:
                 break
     if offsets is None or _broken(ids, offsets, text, set(tokenizer.all_special_ids)):
         offsets = _rebuild_offsets(ids, text, tokenizer, transcript.id)
-    return Encoded(ids, offsets)
+    begins = [end - len(word) if (word := text[start:end].lstrip()) else start for start, end in offsets.tolist()]
+    return Encoded(ids, offsets, np.array(begins, int))
 
 
 def _broken(ids: np.ndarray, offsets: np.ndarray, text: str, special: set[int]) -> bool:
