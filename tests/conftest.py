@@ -110,6 +110,14 @@ def means(model, readings):
         return reference_means(model, readings[:6], minimum=3)
 
 
+@pytest.fixture(scope="module", params=["9 to 3", "8 to 2", "4 to 4", "gpt2"])
+def built(request):
+    """Small random models with several shapes of heads; see `cases.build`."""
+    from .cases import build
+
+    return build(request.param)
+
+
 @contextmanager
 def shapes_unchecked():
     """Whole runs call small functions a million times: their shapes are checked in the tests of those functions."""

@@ -153,9 +153,19 @@ def test_order_of_sets_and_seed():
     sets = world(rng, "unequal", transcripts=12, heads=6)
     again = calibrate({"k": sets}, draws=199, seed=5)["k"]
     assert np.array_equal(calibrate({"k": sets}, draws=199, seed=5)["k"].p_value, again.p_value)
+    assert not np.array_equal(calibrate({"k": sets}, draws=199, seed=6)["k"].p_value, again.p_value)
     turn = np.random.default_rng(1).permutation(len(sets.members))
     turned = Sets(tuple(sets.members[i] for i in turn), sets.transcript[turn])
     np.testing.assert_allclose(calibrate({"k": turned}, draws=199, seed=5)["k"].statistic, again.statistic)
+
+
+@given(st.lists(st.floats(0.001, 1), min_size=1, max_size=20))
+def test_q_values_equal_brute_force_and_keep_the_order_of_p_values(p):
+    """Benjamini-Hochberg: the least `p n / rank` of this and every larger p; without the "every larger" .04 and .041 change places."""
+    n, ranked = len(p), sorted(p)
+    want = [min(1.0, *(ranked[i] * n / (i + 1) for i in range(n) if ranked[i] >= value)) for value in p]
+    np.testing.assert_allclose(adjusted(np.array(p), "fdr_bh"), want)
+    assert adjusted(np.array([0.04, 0.041]), "fdr_bh").tolist() == [0.041, 0.041]
 
 
 def test_a_head_that_never_differs_is_not_significant():

@@ -53,6 +53,18 @@ def test_a_saved_set_comes_back_and_a_changed_one_does_not(tmp_path):
         HeadSet.load(file)
 
 
+def test_every_other_set_is_a_changed_one(tmp_path):
+    file, frozen = tmp_path / "set.json", HeadSet([(1, 2), (0, 3)])
+    frozen.save(file)
+    kept = file.read_text()
+    for layer in range(8):
+        for head in range(16):
+            file.write_text(kept.replace("L1H2", f"L{layer}H{head}"))
+            if (layer, head) != (1, 2):
+                with pytest.raises(InputError, match="changed after it was frozen"):
+                    HeadSet.load(file)
+
+
 def scores(values) -> HeadScores:
     return HeadScores(np.asarray(values, np.float32), "effect")
 
