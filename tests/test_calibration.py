@@ -122,6 +122,11 @@ def test_max_t_runs_over_kinds_too():
     joint, alone = calibrate(kinds, draws=999), calibrate({"region": kinds["region"]}, draws=999)
     assert (joint["region"].null_max >= alone["region"].null_max - 1e-12).mean() > 0.5
     assert joint["region"].p_maxt.mean() > alone["region"].p_maxt.mean()
+    many = {str(i): world(rng, "normal", transcripts=24, heads=1) for i in range(20)}  # one head each: alone there is nothing to correct for
+    joint, alone = calibrate(many, draws=499), calibrate({"0": many["0"]}, draws=499)["0"]
+    assert abs(np.median(alone.null_max)) < 0.4 and all(np.median(found.null_max) > 1.2 for found in joint.values())
+    assert all((found.p_maxt >= found.p_value).all() for found in joint.values()) and (alone.p_maxt == alone.p_value).all()
+    joint = calibrate(kinds, draws=999)
     assert (joint["region"].p_maxt >= joint["region"].p_value).all() and (joint["region"].q_by >= joint["region"].q_value).all()
 
 

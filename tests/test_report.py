@@ -8,9 +8,11 @@ from html.parser import HTMLParser
 
 import pandas as pd
 import pytest
+from plotly.offline import get_plotlyjs
 
 from decisionheads.report import build_report
-from decisionheads.report_page import MOST_ROWS, claims, figures
+from decisionheads.report_page import MOST_ROWS, Tables, claims, figures
+from decisionheads.report_page import page as write_page
 
 
 class Reader(HTMLParser):
@@ -108,4 +110,12 @@ def test_figures_stand_under_captions_that_wrap():
     figure = layout(go.Figure(), "Finding & <b>more</b> " + "words " * 30, "x", "y", narrowest=500)
     html, = figures(figure)
     assert "<figcaption>Finding &amp; &lt;b&gt;more&lt;/b&gt; words" in html and "min-width:500px" in html and figure.layout.title.text
-    assert "alert" not in claims(["    deep <script>"], "heads") and "class=deep" in claims(["    deep"], "heads")
+    assert "class=deep" in claims(["    deep"], "heads")
+
+
+def test_whatever_comes_from_a_file_is_escaped_wherever_it_stands():
+    hostile = "<b onclick=x>& deep"
+    said = [claims([hostile, f"    {hostile}"], "heads"), Tables({"heads": pd.DataFrame({"head": [hostile]})}).html()]
+    said.append(write_page(hostile, "", [hostile], {}).replace(get_plotlyjs(), ""))
+    for html, times in zip(said, (2, 1, 3), strict=True):
+        assert "<b onclick" not in html and html.count("&lt;b onclick=x&gt;&amp; deep") == times
