@@ -20,6 +20,7 @@ from .errors import InputError
 from .evidence.commands import evidence
 from .flip.commands import flip_app
 
+LONGEST = 1_600  # characters of a sentence
 _UsageError = typer.BadParameter.__mro__[2]  # ClickException, wherever this typer keeps click
 app = typer.Typer(name="decisionheads", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 labels_app = typer.Typer(name="labels", help="Make label files.", no_args_is_help=True, rich_markup_mode=None)
@@ -276,17 +277,23 @@ def main(arguments: list[str] | None = None) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":  # asked for nothing: the whole help, as it is laid out
             sys.stderr.write(f"{error.format_message()}\n")
             return 2
-        sys.stderr.write(f"decisionheads: {' '.join(error.format_message().split())}\n")
+        _say(" ".join(error.format_message().split()))
     except InputError as error:
-        sys.stderr.write(f"decisionheads: {error}\n")
+        _say(str(error))
     except OSError as error:  # a disk that is full, a name that is too long, a file that may not be read
         if error.filename is None:
             raise
-        sys.stderr.write(f"decisionheads: {error.filename}: {str(error.strerror).lower()}; mend that, or name another file or folder\n")
+        _say(f"{error.filename}: {str(error.strerror).lower()}; mend that, or name another file or folder")
     except typer.Abort:
         sys.stderr.write("decisionheads: interrupted\n")
         return 1
     return 2
+
+
+def _say(sentence: str) -> None:
+    """One line on stderr, whatever stands in names and values: nothing that moves a cursor, and no page of it."""
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in sentence)
+    sys.stderr.write(f"decisionheads: {line if len(line) <= LONGEST else f'{line[:LONGEST // 2]} ... {line[-LONGEST // 2:]}'}\n")
 
 
 def entry() -> None:

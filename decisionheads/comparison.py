@@ -11,7 +11,7 @@ import pandas as pd
 
 from .errors import InputError
 from .heads import Head
-from .run_folder import open_run, read_table
+from .run_folder import open_run, read_table, whole
 from .views import Brief, Viewed
 
 
@@ -39,7 +39,10 @@ class Run(Brief):
             raise InputError(f"{folder} holds single heads only (a sanity run); compare runs that went on to head sets")
         for name in ("heads", "reads", "phase_matrix"):
             tables[name] = read_table(folder / f"{name}.csv")
-        return cls(Path(str(manifest["model"])).name, (manifest["layers"], manifest["heads"]), state["summary"], tables)
+        with whole(folder):
+            found = cls(Path(str(manifest["model"])).name, (manifest["layers"], manifest["heads"]), state["summary"], tables)
+            _figures(found)  # what is compared is all there
+        return found
 
     def depth(self, heads: list[str]) -> float:
         """Mean relative depth of heads: 0 in the first layer, 1 in the last; NaN for none."""

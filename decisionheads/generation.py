@@ -205,15 +205,18 @@ class Parts:
     def load(self, name: str) -> list | None:
         """Token ids, and how many of them are reasoning (or None); None where it is to be written (again)."""
         try:
-            written, thought = json.loads(self._part(name).read_bytes())["written"]
-        except (OSError, ValueError, KeyError, TypeError):
+            found = json.loads(self._part(name).read_bytes())
+            written, thought = found["written"]
+            if found["digest"] != digest(json.dumps(found["written"])):  # changed since: it is written again
+                return None
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None
         whole = isinstance(written, list) and all(type(i) is int and i >= 0 for i in written) and (thought is None or type(thought) is int)
         return [written, thought] if whole else None
 
     def save(self, name: str, written: list) -> None:
         self.begin()
-        write(self._part(name), json.dumps({"written": written}) + "\n")
+        write(self._part(name), json.dumps({"written": written, "digest": digest(json.dumps(written))}) + "\n")
 
     def remove(self) -> None:
         for path in sorted(self.folder.glob("*.json"), key=lambda p: p.name == "inputs.json"):  # what they were made from goes last

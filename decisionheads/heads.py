@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from .errors import InputError
+from ._reading import fingerprint, strict_json
+from .errors import InputError, as_written
 from .views import MOST, Viewed, view
 
 if TYPE_CHECKING:
@@ -47,9 +48,9 @@ class Head(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Head:
         """"L12H7" -> Head(12, 7); raises InputError for anything else."""
-        found = re.fullmatch(r"L(\d+)H(\d+)", text)
+        found = re.fullmatch(r"L([0-9]{1,6})H([0-9]{1,6})", text)
         if not found:
-            raise InputError(f"{text!r} is not a head: write L12H7 for layer 12, head 7")
+            raise InputError(f"{text!r} is not a head; write L12H7 for layer 12, head 7")
         return cls(int(found[1]), int(found[2]))
 
 
@@ -174,15 +175,12 @@ class HeadSet(Viewed):
         Raises:
             InputError: for a file that is no head set, was changed since, or belongs to another model.
         """
-        try:
-            record = json.loads(Path(path).read_text())
-            loaded = cls(record["heads"])
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise InputError(f"{path} holds no head set ({type(error).__name__}); HeadSet.save writes one") from None
-        of = record.get("model")
-        if model is not None and of is not None and of != {"name": model.name, "layers": model.n_layers, "heads": model.n_heads}:
-            raise InputError(f"{path} is a head set of {of['name']} ({of['layers']} layers by {of['heads']} heads) and not of {model.name} ({model.n_layers} by {model.n_heads}); "
-                             "find one for this model, or load the other")
+        with as_written(path, "it is no head set; HeadSet.save writes one"):
+            record = strict_json(Path(path).read_text(encoding="utf-8"))
+            loaded, of = cls(record["heads"]), record.get("model")
+            if model is not None and of is not None and of != {"name": model.name, "layers": model.n_layers, "heads": model.n_heads}:
+                raise InputError(f"{path} is a head set of {of['name']} ({of['layers']} layers by {of['heads']} heads) and not of {model.name} ({model.n_layers} by {model.n_heads}); "
+                                 "find one for this model, or load the other")
         if model is not None:
             loaded.check(model.n_layers, model.n_heads, model.name)
         if loaded.digest != record.get("digest"):
@@ -304,18 +302,20 @@ class HeadScores:
         from safetensors.numpy import save_file
 
         about = {"name": self.name, "unit": self.unit, "sign": self.sign, "events": list(self.events), "meta": self.meta}
-        save_file({"values": np.ascontiguousarray(self.values)}, str(path), metadata={"about": json.dumps(about)})
+        arrays, said = {"values": np.ascontiguousarray(self.values)}, json.dumps(about)
+        save_file(arrays, str(path), metadata={"about": said, "digest": fingerprint(arrays, said)})
 
     @classmethod
     def load(cls, path: str | Path) -> HeadScores:
+        """Read what `save` wrote; raises InputError where it is something else, or its values were changed."""
         from safetensors import safe_open
 
-        with safe_open(str(path), framework="numpy") as file:
-            about = json.loads((file.metadata() or {}).get("about", "null"))
-            if about is None or "values" not in file.keys():  # noqa: SIM118 (not a dict)
-                raise InputError(f"{path} holds no head scores; it was not written by HeadScores.save")
-            return cls(file.get_tensor("values"), about["name"], about["unit"], about["sign"],
-                       tuple(about["events"]), about["meta"])
+        with as_written(path, "it holds no head scores; HeadScores.save writes them"), safe_open(str(path), framework="numpy") as file:
+            said, values = file.metadata(), file.get_tensor("values")
+            if said.get("digest", "") not in ("", fingerprint({"values": values}, said["about"])):
+                raise InputError(f"{path}: the scores were changed after they were saved; restore the file")
+            about = json.loads(said["about"])
+            return cls(values, about["name"], about["unit"], about["sign"], tuple(about["events"]), about["meta"])
 
     def __repr__(self) -> str:
         n, layers, heads = self.values.shape
@@ -326,7 +326,6 @@ class HeadScores:
         n, layers, heads = self.values.shape
         rows = [{"head": str(h), self.unit: f"{s:+.3f}"} for h, s in self.top(8)] if n else []
         return view(self.name, f"mean over {n} events, {layers} layers x {heads} heads ({self.sign})", (rows, layers * heads))
-
 
 def overlaps(sets: Mapping[str, HeadSet], total: int) -> list[dict[str, Any]]:
     """Every pair of sets: heads they share, how many would by chance, and the probability of at least as many.

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ._reading import strict_json
 from .errors import InputError
 from .label_trie import LabelTrie
 from .views import MOST, Viewed
 
 ICD10 = re.compile(r"[A-Z]([0-9][0-9A-Z]|A[0-9])(\.[0-9A-Z]{1,4})?")  # A[0-9]: ICD-10-CM has a category QA0 since 2026
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -116,9 +117,9 @@ class LabelSpace(Viewed):
         if region_column is not None and region_column not in columns:
             raise InputError(f"{path}: there is no column {region_column!r} to take regions from; its columns are {', '.join(columns)}")
         column = region_column or "region"
-        odd = next((row["label"] for row in rows if row["label"] != row["label"].strip() or not {"\n", "\r"}.isdisjoint(row["label"])), None)
+        odd = next((row["label"] for row in rows if row["label"] != row["label"].strip() or _CONTROL.search(row["label"])), None)
         if odd is not None:
-            raise InputError(f"{path}: label {odd!r} has spaces around it or a line break in it; write labels as they stand in the text")
+            raise InputError(f"{path}: label {odd!r} has spaces around it, or a line break or control character in it; write labels as they stand in the text")
         for number, row in enumerate(rows, 1):
             if not isinstance(row.get(column) or "", str):  # of a JSONL file: its other columns are anyone's
                 raise InputError(f"{path}, row {number}: {column} is not text; write it as text")
@@ -199,7 +200,7 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError(f"{path}: cannot be read ({error.strerror}); give a file that can be") from None
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, object]]:
@@ -211,13 +212,13 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, object]]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 at += len(line)
                 if text.strip():
-                    yield number, json.loads(text)
+                    yield number, strict_json(text)
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {at + error.start}; save it as UTF-8") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError(f"{path}: cannot be read ({error.strerror}); give a file that can be") from None
     except (ValueError, RecursionError):
-        raise InputError(f"{path}, line {number}: not JSON; write one object a line") from None
+        raise InputError(f"{path}, line {number}: not JSON; write one object a line, each key once, and null for what is not a number") from None
 
 
 def read_rows(path: Path) -> tuple[list[str], list[dict]]:
@@ -227,12 +228,12 @@ def read_rows(path: Path) -> tuple[list[str], list[dict]]:
         InputError: for a missing file, one that is no such table, or a label, description or region that is not text.
     """
     if not path.is_file():
-        raise InputError(f"{path}: no such label file")
+        raise InputError(f"{path}: no such label file; give a CSV or JSONL file that is there")
     if path.suffix == ".jsonl":
         rows = []
         for number, record in read_jsonl(path):
             if not isinstance(record, dict) or any(not whole_text(record.get(k, "")) for k in ("label", "description", "region")):
-                raise InputError(f"{path}, line {number}: write label, description and region as text in one object a line")
+                raise InputError(f"{path}, line {number}: this is no label; write label, description and region as text in one object a line")
             rows.append(record)
         return list(dict.fromkeys(name for row in rows for name in row)), rows
     try:

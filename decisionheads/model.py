@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .read_blocking import Blocked
     from .spans import Sinks
 
+SAFE = {"trust_remote_code": False}  # not said, transformers asks on the terminal whether to run code that lies beside a model
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -123,7 +124,7 @@ class DecisionModel:
         with quiet():
             tokenizer = tokenizer if tokenizer is not None else cls.load_tokenizer(name_or_path)
             try:
-                model = AutoModelForCausalLM.from_pretrained(where, dtype=DTYPES[dtype], **extra)
+                model = AutoModelForCausalLM.from_pretrained(where, dtype=DTYPES[dtype], use_safetensors=True, **extra)  # other weights are pickles
             except Exception as error:
                 raise InputError(f"{name_or_path}: no causal language model could be loaded ({_first_line(error)}); give a folder with config.json and weights") from None
             if random_weights:
@@ -133,7 +134,7 @@ class DecisionModel:
             plain = _sharing_copy(model)
             bridge = _bridge(model)
         found = cls(bridge, tokenizer, plain=plain, test=test)
-        if extra:  # transformers names it after the folder, which may hold several
+        if "gguf_file" in extra:  # transformers names it after the folder, which may hold several
             found.hooked.name = Path(name_or_path).stem
         return found
 
@@ -249,14 +250,14 @@ def _locate(name_or_path: str | Path) -> tuple[str, dict]:
     path = Path(name_or_path)
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise InputError(f"{path}: no such GGUF file")
-        return str(path.parent), {"gguf_file": path.name}
+            raise InputError(f"{path}: no such GGUF file; give one that is there")
+        return str(path.parent), {"gguf_file": path.name, **SAFE}
     if path.is_dir():
-        return str(path), {}
+        return str(path), dict(SAFE)
     name = str(name_or_path)
     if path.is_absolute() or name.startswith((".", "~")) or name.endswith("/") or name.count("/") > 1:
-        raise InputError(f"{path}: no such model folder")
-    return name, {}
+        raise InputError(f"{path}: no such model folder; give one that is there, or a hub name")
+    return name, dict(SAFE)
 
 
 def _sharing_copy(model):

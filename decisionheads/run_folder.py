@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import InputError
+from ._reading import fingerprint, strict_json
+from .errors import InputError, as_written
 from .heads import HeadScores
 from .necessity import plain
 
@@ -129,20 +130,22 @@ class RunFolder:
 
     def load_part(self, name: str, folder: Path | None = None) -> dict[str, np.ndarray] | None:
         """The arrays of a transcript that is done, or None."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        from safetensors import safe_open
 
         path = self._part(name, folder)
         try:
-            return dict(load_file(path)) if path.is_file() else None
-        except SafetensorError:  # torn: it is made again
+            with as_written(path, ""), safe_open(str(path), framework="numpy") as file:
+                arrays = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 (not a dict)
+                return arrays if file.metadata()["digest"] == fingerprint(arrays) else None
+        except (OSError, InputError):  # not there yet, torn, or changed: it is made again
             return None
 
     def save_part(self, name: str, arrays: dict[str, np.ndarray], folder: Path | None = None) -> None:
         from safetensors.numpy import save
 
         self.make()
-        write(self._part(name, folder), save({k: np.ascontiguousarray(v) for k, v in arrays.items()}))
+        arrays = {k: np.ascontiguousarray(v) for k, v in arrays.items()}
+        write(self._part(name, folder), save(arrays, {"digest": fingerprint(arrays)}))
 
     def load_kept(self, name: str) -> dict[str, np.ndarray] | None:
         """What a stage has measured before this run was killed, or None; see `_keeping`."""
@@ -218,7 +221,7 @@ def summary_of(found: Discovery) -> dict:
 
 def read_json(path: Path) -> dict:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = strict_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         raise InputError(f"{path} cannot be read as JSON; is this a run folder?") from None
     if not isinstance(found, dict):
@@ -241,6 +244,11 @@ def open_run(path: Path) -> dict[str, Any]:
     if missing or not {"model", "layers", "heads"} <= set(manifest):
         raise InputError(f"{path} is not whole ({', '.join(missing) or 'run.json'}); make the run again in a new folder")
     return {"manifest": manifest, "summary": read_json(path / "summary.json")}
+
+
+def whole(folder: Path):
+    """While the files of a finished run are taken apart: what does not fit is one sentence; see `as_written`."""
+    return as_written(folder, "restore its files, or make the run again in a new folder")
 
 
 def read_table(path: Path) -> pd.DataFrame:

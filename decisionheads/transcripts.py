@@ -163,7 +163,7 @@ def load_transcripts(path: str | Path, tokenizer=None, *, unanswered: bool = Fal
     """Read transcripts from a JSONL file; every error names the file and the line. With `unanswered`, answers may be empty."""
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{path}: no such transcript file")
+        raise InputError(f"{path}: no such transcript file; give a JSONL file that is there")
     found: list[Transcript] = []
     seen: dict[str, int] = {}
     for number, record in read_jsonl(path):

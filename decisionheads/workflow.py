@@ -26,7 +26,7 @@ from .labels import LabelSpace, read_rows
 from .model import DecisionModel
 from .null_tokens import first_generated
 from .report import build_report
-from .run_folder import RunFolder, hash_files, model_hash, open_run, write
+from .run_folder import RunFolder, hash_files, model_hash, open_run, read_table, whole, write
 from .survey import Options
 from .task_score import TaskScore, task_score
 from .transcripts import Transcript, encode, load_transcripts, save_transcripts
@@ -228,9 +228,13 @@ def score_files(transcripts: Path, labels: Path, model: str | None = None) -> Ta
 
 def show(folder: Path, most: int = 5) -> str:
     """The findings of a finished run, as text."""
-    state = open_run(folder)
+    with whole(folder):
+        return _shown(folder, open_run(folder), most)
+
+
+def _shown(folder: Path, state: dict[str, Any], most: int) -> str:
     manifest, summary = state["manifest"], state["summary"]
-    heads = pd.read_csv(folder / "heads.csv")
+    heads = read_table(folder / "heads.csv")
     sizes = summary["transcripts"]
     lines = [f"{Path(str(manifest['model'])).name}: {manifest['layers']} layers x {manifest['heads']} heads; {sum(sizes.values())} transcripts "
              f"({sizes['reference']} reference, {sizes['selection']} selection, {sizes['evaluation']} evaluation)"]
@@ -258,7 +262,9 @@ def show(folder: Path, most: int = 5) -> str:
 def rebuild_report(folder: Path) -> Path:
     """Write the report of a finished run again, and say where it is."""
     open_run(folder)
-    write(folder / "report.html", build_report(folder))
+    with whole(folder):
+        made = build_report(folder)
+    write(folder / "report.html", made)
     return folder / "report.html"
 
 

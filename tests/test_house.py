@@ -11,7 +11,7 @@ import pytest
 
 HOUSE = Path(__file__).parent.parent / "decisionheads"
 FLOORS = [
-    ["errors", "views", "_keeping", "_examples", "_options", "_progress", "_processes", "words"],
+    ["errors", "views", "_keeping", "_examples", "_options", "_progress", "_processes", "_reading", "words"],
     ["heads", "label_trie", "decisions", "outputs"],
     ["labels"],
     ["transcripts", "calibration"],

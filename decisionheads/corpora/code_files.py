@@ -15,7 +15,7 @@ from .labels_of import spare
 def codes_in_file(path: Path) -> list[str]:
     """Codes from text, one a line, or from a `.csv` or `.jsonl` file with a column `label` or `code`."""
     if not path.is_file():
-        raise InputError(f"{path}: no such file of codes")
+        raise InputError(f"{path}: no such file of codes; give one that is there")
     if path.suffix not in (".csv", ".jsonl"):
         found = [line for line in read_text(path).splitlines() if line.strip()]
     else:
@@ -29,17 +29,20 @@ def codes_in_file(path: Path) -> list[str]:
                 raise InputError(f"{path}, row {number}: no {column}, or not as text; give every row one")
     if not found:
         raise InputError(f"{path}: there is no code in it; write one a line")
+    odd = next((code for code in found if not code.strip().isprintable()), None)
+    if odd is not None:
+        raise InputError(f"{path}: code {odd!r} is not one line of text; give one code at a time")
     return found
 
 
 def codes_in_notes(path: Path) -> Counter[str]:
     """In how many notes of a notes file each code is; notes are read one at a time and not kept."""
     if not path.is_file():
-        raise InputError(f"{path}: no such notes file")
+        raise InputError(f"{path}: no such notes file; give a JSONL file that is there")
     found: Counter[str] = Counter()
     for number, record in read_jsonl(path):
         labels = record.get("labels", []) if isinstance(record, dict) else None
-        if not isinstance(labels, list) or any(not isinstance(label, str) or not label.strip() for label in labels):
+        if not isinstance(labels, list) or any(not isinstance(label, str) or not label.strip().isprintable() or not label.strip() for label in labels):
             raise InputError(f"{path}, line {number}: labels are not a list of codes; write them as text in square brackets")
         found.update({label_of(label) for label in labels})
     if not found:

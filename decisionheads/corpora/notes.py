@@ -84,7 +84,7 @@ def load_notes(path: str | Path, counts: Counter[str] | None = None) -> list[Not
     """
     path, counts = Path(path), Counter() if counts is None else counts
     if not path.is_file():
-        raise InputError(f"{path}: no such notes file")
+        raise InputError(f"{path}: no such notes file; give a JSONL file that is there")
     found, seen = [], {}
     for number, record in read_jsonl(path):
         try:

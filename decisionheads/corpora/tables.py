@@ -95,7 +95,7 @@ def _opened(path: Path) -> Iterator[tuple[io.BufferedReader, TextIO]]:
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise InputError(f"{path}: the gzip data is cut off or damaged; download the file again") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError(f"{path}: cannot be read ({error.strerror}); give a file that can be") from None
 
 
 def _unpacked(raw: io.BufferedReader) -> io.BufferedIOBase:

@@ -99,7 +99,7 @@ def train_student(student: str, out: Path, name: str, targets: Targets, pool: Po
     data, lost = examples(targets, labels, tokenizer, heads, DecisionModel.load_context(student))
     set_seed(seed)
     with quiet():
-        model = AutoModelForCausalLM.from_pretrained(student, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(student, trust_remote_code=False, use_safetensors=True, dtype=torch.float32)
     if training.lora:
         model = _with_adapters(model, training.lora)
     batch = training.batch * training.accumulate

@@ -29,7 +29,7 @@ from ..errors import InputError
 from ..heads import HeadSet
 from ..labels import LabelSpace
 from ..model import DecisionModel
-from ..run_folder import RunFolder, hash_files, model_hash, open_run, read_json, versions, write
+from ..run_folder import RunFolder, hash_files, model_hash, open_run, read_json, versions, whole, write
 from ..spans import Sinks
 from ..transcripts import Transcript
 from .arms import ARMS, MORE_ARMS, Training, train_student
@@ -77,12 +77,13 @@ def teacher_heads(run: Path, which: str) -> tuple[dict[str, HeadSet], Sinks, dic
     if families is None:
         raise InputError(f"{run} stopped at single heads and has no frozen sets; run discover without --single-heads")
     found = {}
-    for kind in state["summary"]["kinds"]:
-        frozen = sets[kind]["selected"] if which == "selected" else sets[kind]
-        found[kind] = HeadSet(frozen["heads"])
-        if found[kind].digest != frozen["digest"]:
-            raise InputError(f"{run / 'sets.json'}: the {kind} set is not the one that was frozen; run discover again")
-    return found, Sinks(frozenset(families["sinks"])), state["manifest"]
+    with whole(run):
+        for kind in state["summary"]["kinds"]:
+            frozen = sets[kind]["selected"] if which == "selected" else sets[kind]
+            found[kind] = HeadSet(frozen["heads"])
+            if found[kind].digest != frozen["digest"]:
+                raise InputError(f"{run / 'sets.json'}: the {kind} set is not the one that was frozen; run discover again")
+        return found, Sinks(frozenset(map(int, families["sinks"]))), state["manifest"]
 
 
 def check_apart(training: Sequence[Transcript], held_out: Sequence[Transcript]) -> None:

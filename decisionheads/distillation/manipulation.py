@@ -49,7 +49,7 @@ def held_out_distance(student: str, pool: Pool, targets: Targets, labels: LabelS
     tokenizer = DecisionModel.load_tokenizer(student)
     data, _ = examples(targets, labels, tokenizer, pool, DecisionModel.load_context(student))
     with quiet():
-        model = AutoModelForCausalLM.from_pretrained(student).eval()
+        model = AutoModelForCausalLM.from_pretrained(student, trust_remote_code=False, use_safetensors=True).eval()
     kinds = all_kinds(pool)
     heads: Mapping[Kind, HeadSet] = {kind: pool.heads[kind] for kind in kinds}
     watched, collate = EventAttention(model, heads), Collator(0, kinds)

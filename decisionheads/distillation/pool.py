@@ -11,14 +11,14 @@ from .._progress import Progress
 from ..branches import MEMORY
 from ..decisions import KINDS, Kind
 from ..discovery import Discovery, discover
-from ..errors import InputError
+from ..errors import InputError, as_written
 from ..events import find_closers
 from ..heads import Head, HeadSet
 from ..labels import LabelSpace
 from ..model import DecisionModel
 from ..necessity import few_random_sets
 from ..null_tokens import template_ids
-from ..run_folder import read_json, write
+from ..run_folder import digest, read_json, write
 from ..spans import Sinks, find_sinks
 from ..survey import Options, split, survey
 from ..transcripts import Transcript, encode
@@ -43,9 +43,8 @@ class Pool:
     shape: tuple[int, int]
 
     def save(self, path: str | Path) -> None:
-        said = {"heads": {kind: list(map(str, heads)) for kind, heads in self.heads.items()}, "how": dict(self.how),
-                "digests": {kind: heads.digest for kind, heads in self.heads.items()}, "sinks": sorted(self.sinks.ids), "shape": list(self.shape)}
-        write(Path(path), json.dumps(said, indent=1) + "\n")
+        said = {"heads": {kind: list(map(str, heads)) for kind, heads in self.heads.items()}, "how": dict(self.how), "sinks": sorted(self.sinks.ids), "shape": list(self.shape)}
+        write(Path(path), json.dumps(said | {"digest": _digest(said)}, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Pool:
@@ -55,15 +54,11 @@ class Pool:
             InputError: where it is something else, or its heads were changed.
         """
         said = read_json(Path(path))
-        try:
+        with as_written(path, "it is no head pool; remove it, and it is chosen again"):
             heads = {kind: HeadSet(names) for kind, names in said["heads"].items()}
-            found = cls(heads, said["how"], Sinks(frozenset(said["sinks"])), tuple(said["shape"]))
-            same = said["digests"] == {kind: h.digest for kind, h in heads.items()}
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise InputError(f"{path} is no head pool; remove it, and it is chosen again") from None
-        if not same:
-            raise InputError(f"{path} was changed since it was chosen; remove it, and it is chosen again")
-        return found
+            if said["digest"] != _digest({k: v for k, v in said.items() if k != "digest"}):
+                raise InputError(f"{path} was changed since it was chosen; remove it, and it is chosen again")
+            return cls(heads, said["how"], Sinks(frozenset(said["sinks"])), tuple(said["shape"]))
 
     def random(self, seed: int) -> Pool:
         """As many heads in each layer, none of its own kind's; see `necessity.random_sets` where a layer has too few."""
@@ -78,6 +73,10 @@ class Pool:
     def all(self) -> Pool:
         """Every head, for every kind."""
         return Pool({kind: HeadSet.all(*self.shape) for kind in self.heads}, {kind: "all heads" for kind in self.heads}, self.sinks, self.shape)
+
+
+def _digest(said: dict) -> str:
+    return digest(json.dumps(said, sort_keys=True))
 
 
 def choose_pool(student: DecisionModel, transcripts: Sequence[Transcript], labels: LabelSpace, teacher: Mapping[Kind, HeadSet], teacher_layers: int, *,

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from .._processes import spread
 from ..branches import MEMORY, Branch
 from ..decisions import DecisionEvent, Kind
-from ..errors import InputError
+from ..errors import InputError, as_written
 from ..events import find_closers, find_events
 from ..heads import HeadSet
 from ..labels import LabelSpace, read_jsonl
@@ -97,11 +97,12 @@ class Targets(Viewed):
                 transcripts.append(Transcript.from_record(record))
                 of[transcripts[-1].id] = tuple(Target(**{**t, "mass": tuple(map(float, t["mass"])), "keys": tuple(map(int, t["keys"]))}) for t in record["targets"])
                 said = record.get("targets_of", said)
-            except (InputError, KeyError, TypeError, ValueError) as error:
+            except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:  # InputErrors among them
                 raise InputError(f"{path}, line {number}: no transcript with targets ({error}); make the file again") from None
-        if list(said.get("groups", ())) != list(GROUPS):
-            raise InputError(f"{path}: these targets are of other groups, or of none; make the file again")
-        return cls(tuple(transcripts), of, {kind: HeadSet(names) for kind, names in said["heads"].items()}, said["dropped"])
+        with as_written(path, "make the file again"):
+            if list(said.get("groups", ())) != list(GROUPS):
+                raise InputError(f"{path}: these targets are of other groups, or of none; make the file again")
+            return cls(tuple(transcripts), of, {kind: HeadSet(names) for kind, names in said["heads"].items()}, dict(said["dropped"]))
 
 
 def teacher_targets(model: DecisionModel, transcripts: Sequence[Transcript], labels: LabelSpace, heads: Mapping[Kind, HeadSet], sinks: Sinks, *,

@@ -71,7 +71,7 @@ def check_student(student: str) -> None:
     if path.suffix == ".gguf":
         raise InputError(f"{student}: a GGUF file holds rounded weights and is not trained; give the folder of the model that it was made from")
     DecisionModel.load_tokenizer(student)
-    if path.is_dir() and not any(found.suffix in (".safetensors", ".bin") for found in path.iterdir()):
+    if path.is_dir() and not any(found.suffix == ".safetensors" for found in path.iterdir()):
         raise InputError(f"{student}: there are no weights in this folder; put model.safetensors beside config.json")
 
 

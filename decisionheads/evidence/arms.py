@@ -14,7 +14,7 @@ from ..generation import Generating, beside
 from ..heads import Head, HeadSet
 from ..labels import read_jsonl
 from ..prompts import Layout
-from ..run_folder import model_hash, open_run, read_json, read_table
+from ..run_folder import model_hash, open_run, read_json, read_table, whole
 from ..spans import Sinks
 from ..transcripts import Transcript, load_transcripts
 from .reading import Arm
@@ -54,7 +54,7 @@ def corpora_of(spans: Sequence[Path], in_domain: Sequence[Path] = ()) -> list[Co
 
 def _corpus(path: Path, in_domain: bool) -> Corpus:
     if not path.is_file():
-        raise InputError(f"{path}: no such file of notes or transcripts")
+        raise InputError(f"{path}: no such file of notes or transcripts; give a JSONL file that is there")
     first = next((record for _, record in read_jsonl(path)), None)
     counts: Counter[str] = Counter()
     if isinstance(first, dict) and "note" in first:
@@ -71,10 +71,10 @@ def generating_like(transcripts: Path | None) -> Generating:
     if transcripts is None:
         return Generating()
     path = beside(transcripts)
-    options = read_json(path).get("inputs", {}).get("options") if path.is_file() else None
     try:
+        options = read_json(path)["inputs"]["options"] if path.is_file() else None
         return Generating(**{**options, "layout": Layout(**options["layout"])})
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, AttributeError):
         raise InputError(f"{transcripts}: nothing beside it says how it was generated ({path.name}); give a file that decisionheads generate wrote") from None
 
 
@@ -104,13 +104,14 @@ def arms_of(models: Sequence[str], runs: Sequence[Path], kind: Asked, heads_from
     sinks = []
     for model, run in zip(models, runs, strict=True):
         state = open_run(run)
-        if state["manifest"].get("inputs", {}).get("model") != model_hash(model):
-            raise InputError(f"{run} was not made of the model {model}; give each --model its own --run, in the same order")
-        found = state["summary"].get("families", {}).get("sinks")
-        if found is None:
-            raise InputError(f"{run} names no sink keys, which are left out of attention (it was made with --single-heads); run discover without that")
-        sinks.append(Sinks(frozenset(map(int, found))))
-        ranked.append(_ranked(run, kinds, heads_from, top))
+        with whole(run):
+            if state["manifest"].get("inputs", {}).get("model") != model_hash(model):
+                raise InputError(f"{run} was not made of the model {model}; give each --model its own --run, in the same order")
+            found = state["summary"].get("families", {}).get("sinks")
+            if found is None:
+                raise InputError(f"{run} names no sink keys, which are left out of attention (it was made with --single-heads); run discover without that")
+            sinks.append(Sinks(frozenset(map(int, found))))
+            ranked.append(_ranked(run, kinds, heads_from, top))
     sizes = {k: min(len(r.get(k, ())) for r in ranked) for k in kinds}
     if not any(sizes.values()):
         bare = next(run for run, r in zip(runs, ranked, strict=True) if not all(r.get(k) for k in kinds))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..corpora.notes import EVIDENCE
-from ..errors import InputError
+from ..errors import InputError, as_written
 from ..evidence.arms import Corpus, arm_names, corpora_of, generating_like
 from ..generation import Generating
 from ..labels import LabelSpace
@@ -176,12 +176,10 @@ def load_plan(path: Path) -> dict[str, Any]:
     plan = read_json(path)
     if plan.get("digest") != plan_digest(plan):
         raise InputError(f"{path} was changed after it was registered; restore it, or register a new plan")
-    try:
+    with as_written(path, "it is not a plan that decisionheads flip register wrote; register one"):
         named = [(Path(x["path"]), x["hash"]) for x in (*plan["corpora"], plan["labels"])]
         models = [(x["path"], x["hash"]) for x in plan["models"]]
         planning_of(plan), generating_of(plan)
-    except (KeyError, TypeError):
-        raise InputError(f"{path} is not a plan that decisionheads flip register wrote; register one") from None
     for file, known in named:
         if not file.is_file() or hash_files([file]) != known:
             raise InputError(f"{file} {'was changed after' if file.is_file() else 'is not there, as it was when'} {path} was registered; restore it, or register a new plan")
