@@ -20,7 +20,7 @@ from .errors import InputError
 from .evidence.commands import evidence
 from .flip.commands import flip_app
 
-LONGEST = 1_600  # characters of a sentence
+LONGEST = 1_000  # characters of a sentence
 _UsageError = typer.BadParameter.__mro__[2]  # ClickException, wherever this typer keeps click
 app = typer.Typer(name="decisionheads", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 labels_app = typer.Typer(name="labels", help="Make label files.", no_args_is_help=True, rich_markup_mode=None)

@@ -146,9 +146,11 @@ class DecisionModel:
         where, extra = _locate(name_or_path)
         with quiet():
             try:
-                return AutoTokenizer.from_pretrained(where, **extra)
+                tokenizer = AutoTokenizer.from_pretrained(where, **extra)
             except Exception as error:
                 raise InputError(f"{name_or_path}: no tokenizer could be loaded ({_first_line(error)}); put the tokenizer's files beside the model") from None
+        tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True  # lengths are checked, and refused, where texts are used
+        return tokenizer
 
     @staticmethod
     def load_context(name_or_path: str | Path) -> int | None:

@@ -174,7 +174,7 @@ def judge(code: int, out: str, err: str, named: list[str], before: dict[str, str
             wrong.append("control characters on the terminal")
         if not any(name in err for name in named):
             wrong.append("does not name the file")
-        if ";" not in err and "?" not in err:
+        if not any(mark in err for mark in (";", "?", ": choose ")):
             wrong.append("names no remedy")
         if out:
             wrong.append("something on stdout")

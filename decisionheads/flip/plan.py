@@ -64,6 +64,8 @@ class Planning:
             raise InputError(f"routes are {', '.join(ROUTES)}, each once; {odd!r} is none of them" if odd is not None else f"routes are to be named, each once: {', '.join(ROUTES)}")
         if not 0 < self.smallest <= 2 or not 0 < self.variance <= 1:
             raise InputError("the smallest effect of interest lies above 0 and up to 2, the variance of a document's D above 0 and up to 1; correct them")
+        if any(not isinstance(x, int) or x < least for x, least in ((self.n, 0), (self.shortest, 1), (self.seed, 0))) or not 0 < self.alpha <= 0.5 or not 0.5 <= self.power < 1:
+            raise InputError("texts and seed are whole numbers from 0 on, the shortest evidence from 1 on, the level up to .5, the power from .5 to below 1; correct them")
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,9 @@ def load_plan(path: Path) -> dict[str, Any]:
     with as_written(path, "it is not a plan that decisionheads flip register wrote; register one"):
         named = [(Path(x["path"]), x["hash"]) for x in (*plan["corpora"], plan["labels"])]
         models = [(x["path"], x["hash"]) for x in plan["models"]]
-        planning_of(plan), generating_of(plan)
+        if not all(isinstance(x, str) for x in (plan["registered"], *(m["arm"] for m in plan["models"]), *(path for path, _ in models))) or not all(isinstance(c["in_domain"], bool) for c in plan["corpora"]):
+            raise InputError(f"{path}: a name or time in it is not text; register a new plan")
+        plan["labels"]["regions"], planning_of(plan), generating_of(plan)
     for file, known in named:
         if not file.is_file() or hash_files([file]) != known:
             raise InputError(f"{file} {'was changed after' if file.is_file() else 'is not there, as it was when'} {path} was registered; restore it, or register a new plan")
