@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int
 
 from .errors import InputError
-from .labels import read_jsonl
+from .labels import read_jsonl, whole_text
 from .outputs import separate
 from .views import MOST, Brief, Viewed
 
@@ -124,7 +124,7 @@ class Transcript(Viewed):
         whole = prompt + reasoning + answer
         spans = []
         for span in lists["spans"] or ():
-            fits = isinstance(span, dict) and isinstance(span.get("name"), str) and isinstance(span.get("of") or "", str)
+            fits = isinstance(span, dict) and whole_text(span.get("name")) and whole_text(span.get("of") or "")
             if not fits or any(isinstance(span.get(k), bool) or not isinstance(span.get(k), int) for k in ("start", "end")):
                 raise InputError("a span lacks 'name', 'start' or 'end'; give all three, as text and whole numbers")
             spans.append(Span(span["name"], span["start"], span["end"], span.get("of") or ""))
@@ -217,9 +217,9 @@ class Encoded(Brief):
     begins: Int[np.ndarray, " position"] | None = None
 
     def tokens_in(self, start: int, end: int) -> np.ndarray:
-        """Positions of the tokens that overlap characters `start:end`, ascending; a space that leads a word is not yet the word."""
+        """Positions of the tokens that share a character with `start:end`, ascending; a space that leads a word is not yet the word."""
         begins = self.offsets[:, 0] if self.begins is None else self.begins
-        return np.flatnonzero((begins < end) & (self.offsets[:, 1] > start))
+        return np.flatnonzero(np.maximum(begins, start) < np.minimum(self.offsets[:, 1], end))
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -24,6 +24,7 @@ from ..labels import LabelSpace, read_jsonl
 from ..model import DecisionModel
 from ..phases import LEAST_MASS
 from ..reads import pooled_attention
+from ..run_folder import digest
 from ..spans import Sinks
 from ..transcripts import Encoded, Transcript, encode
 from ..views import Brief, Viewed
@@ -81,28 +82,35 @@ class Targets(Viewed):
         return {kind: dict(zip(GROUPS, np.mean(r, 0).round(4).tolist(), strict=True)) for kind, r in rows.items() if r}
 
     def save(self, path: str | Path) -> None:
-        """JSONL: each transcript with its `targets`; the first line also says which heads they are of."""
+        """JSONL: each transcript with its `targets`; the first line also says which heads they are of, and the hash of all lines."""
+        records = [t.to_record() | {"targets": [asdict(x) for x in self.of[t.id]]} for t in self.transcripts]
+        said = {"heads": {kind: list(map(str, heads)) for kind, heads in self.heads.items()}, "dropped": dict(self.dropped), "groups": GROUPS}
+        records[0]["targets_of"] = said | {"digest": _digest(records, said)}
         with open(path, "w", encoding="utf-8", newline="\n") as out:
-            said = {"heads": {kind: list(map(str, heads)) for kind, heads in self.heads.items()}, "dropped": dict(self.dropped), "groups": GROUPS}
-            for i, t in enumerate(self.transcripts):
-                record = t.to_record() | {"targets": [asdict(x) for x in self.of[t.id]]} | ({"targets_of": said} if i == 0 else {})
-                out.write(json.dumps(record, ensure_ascii=False) + "\n")
+            out.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
     @classmethod
     def load(cls, path: str | Path) -> Targets:
-        """Read what `save` wrote; raises InputError where a line is none of it."""
-        transcripts, of, said = [], {}, {}
+        """Read what `save` wrote; raises InputError where a line is none of it, or was changed."""
+        transcripts, of, said, lines = [], {}, {}, []
         for number, record in read_jsonl(Path(path)):
             try:
                 transcripts.append(Transcript.from_record(record))
                 of[transcripts[-1].id] = tuple(Target(**{**t, "mass": tuple(map(float, t["mass"])), "keys": tuple(map(int, t["keys"]))}) for t in record["targets"])
-                said = record.get("targets_of", said)
+                said = record.pop("targets_of", said)
+                lines.append(record)
             except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:  # InputErrors among them
                 raise InputError(f"{path}, line {number}: no transcript with targets ({error}); make the file again") from None
         with as_written(path, "make the file again"):
             if list(said.get("groups", ())) != list(GROUPS):
                 raise InputError(f"{path}: these targets are of other groups, or of none; make the file again")
+            if said.pop("digest") != _digest(lines, said):
+                raise InputError(f"{path} was changed since it was made; make the file again")
             return cls(tuple(transcripts), of, {kind: HeadSet(names) for kind, names in said["heads"].items()}, dict(said["dropped"]))
+
+
+def _digest(records: Sequence[Mapping], said: Mapping) -> str:
+    return digest(*(json.dumps(record, sort_keys=True) for record in (*records, said)))
 
 
 def teacher_targets(model: DecisionModel, transcripts: Sequence[Transcript], labels: LabelSpace, heads: Mapping[Kind, HeadSet], sinks: Sinks, *,
