@@ -41,6 +41,7 @@ B3 = engine("b3_each_hook_fires_once_or_its_name_is_said")
 D1 = blocking("d1_a_head_that_may_read_nothing_reads_itself_and_no_nan")
 D3 = blocking("d3_blocked_before_softmax_rows_sum_to_one_and_zeroed_after_it_they_are_another_option")
 D4 = blocking("d4_patterns_of_a_model_loaded_with_sdpa_are_there_and_margins_are_the_same")
+F1 = blocking("f1_contexts_of_eighteen_and_seventeen_tokens_are_aligned_by_decision")
 F2 = blocking("f2_nine_are_lost_by_attribution_and_by_exact_patch_alike")
 F4 = blocking("f4_what_changes_nothing_is_exactly_zero")
 E3 = data("e3_the_decision_token_is_the_one_that_stands_there")
@@ -89,10 +90,10 @@ FAULTS = (
     Fault("values of another group", "values are taken from the remainder's group", "branches.py", "values[[h // group for h in heads], start:end]", "values[[h % len(values) for h in heads], start:end]", A3),
     Fault("an edit of the whole group", "one head's edit reaches its neighbour", "branches.py", "torch.where(share == 0, z[row], changed)", "torch.where((share == 0) & (share.roll(1, 1) == 0), z[row], values.expand_as(z[row]))",
           engine("a2_an_edit_of_one_query_head_changes_no_other")),
+    Fault("values of another head", "a head gets what was meant for another", "branches.py", "values.expand_as(z[row]), share)", "values.expand_as(z[row]).flip(1), share)", F1),
     Fault("bias in every head", "b_O is added to each head's output", "_hooked.py", "return projection(spread.flatten(-2)) - self.output_bias(layer)", "return projection(spread.flatten(-2))", A5),
     Fault("identity not exact", "a donor's z is kept in sixteen bits", "branches.py", "torch.as_tensor(values[layer]).to(hooked.device, hooked.dtype),", "torch.as_tensor(values[layer]).bfloat16().to(hooked.device, hooked.dtype),", F4),
-    Fault("donor of another position", "z is taken one token early", "branches.py", "branches = [Branch(position, ids=()) for position in positions]", "branches = [Branch(max(0, position - 1), ids=()) for position in positions]",
-          blocking("f1_contexts_of_eighteen_and_seventeen_tokens_are_aligned_by_decision")),
+    Fault("donor of another position", "z is taken one token early", "branches.py", "branches = [Branch(position, ids=()) for position in positions]", "branches = [Branch(max(0, position - 1), ids=()) for position in positions]", F1),
     # blocking
     Fault("a block that blocks nothing", "the mask of blocked reads is dropped", "_hooked.py", "visible if cut is None else visible & ~cut[:, :n, :length + n]", "visible", D3),
     Fault("a block of the own key", "a row may be left with nothing to read", "interventions.py", "(where >= self.start) & (where < self.end) & (where != own)", "(where >= self.start) & (where < self.end)", D1),
@@ -106,6 +107,8 @@ FAULTS = (
     Fault("labels out of place", "labels are tokenized without the space before them", "labels.py", "LabelTrie.build(self, tokenizer, before, lead)", 'LabelTrie.build(self, tokenizer, before, "")', E3),
     Fault("a competitor counted twice", "labels are counted, not the tokens that they begin with", "margin.py", "ids = tuple(sorted(set(competitors) - {chosen}))", "ids = tuple(sorted(c for c in competitors if c != chosen))", E5),
     Fault("no end of a label", "a label that begins another may not end", "events.py", "(closers if t == END else (t,))", "(() if t == END else (t,))", data("e6_after_a_label_that_begins_another_it_may_end")),
+    Fault("one alternative of many", "of all live tokens only the first is listed", "events.py", "alternatives = tuple(sorted({chosen, *ids(others)}))", "alternatives = tuple(sorted({chosen, *ids(others)[:1]}))",
+          data("e6_alternatives_lead_to_whole_labels_and_never_from_one_path_to_another")),
     Fault("a second BOS", "BOS is added to chat text too", "transcripts.py", "add_special_tokens=not starts", "add_special_tokens=True", data("e1_a_tokenizer_that_adds_a_bos_of_its_own_adds_none_to_chat_text")),
     Fault("empty offsets taken", "offsets (s, s) are believed", "transcripts.py", "if offsets is None or _broken(", "if offsets is None or False and _broken(", H1),
     Fault("the space before a word", "a span that ends before a word holds the word", "transcripts.py", "(begins < end)", "(self.offsets[:, 0] < end)", H2),
