@@ -236,6 +236,7 @@ def read_rows(path: Path) -> tuple[list[str], list[dict]]:
                 raise InputError(f"{path}, line {number}: this is no label; write label, description and region as text in one object a line")
             rows.append(record)
         return list(dict.fromkeys(name for row in rows for name in row)), rows
+    csv.field_size_limit(2**31 - 1)  # as for notes: the limit is the process's, and what is refused should not depend on what was read before
     try:
         reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]

@@ -121,7 +121,7 @@ def cut_off(folder: Path, arguments: list[str]) -> tuple[subprocess.CompletedPro
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(CUT_OFF.format(log=str(folder / "attempts")))
     env = {k: v for k, v in os.environ.items() if not k.startswith(LEFT_OUT)} | {"PYTHONPATH": f"{folder / 'site'}{os.pathsep}{HOUSE.parent}", "HOME": str(folder)}
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=env, cwd=folder, timeout=300)
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=env, cwd=folder, timeout=900)
     return done, (folder / "attempts").read_text().splitlines() if (folder / "attempts").exists() else []
 
 
