@@ -72,9 +72,8 @@ def test_a2_an_edit_of_one_query_head_changes_no_other(built):
         assert moved[1, head] > 0 and torch.cat([moved[0], moved[1, :head], moved[1, head + 1:]]).max() == 0
 
 
+@pytest.mark.parametrize("built", ["9 to 3", "8 to 2", "4 to 4"], indirect=True)  # the other projects values with queries and keys
 def test_a2_zeroing_a_value_head_changes_its_whole_group(built):
-    if not hasattr(built.plain, "model"):
-        pytest.skip("every head has values of its own")
     before, width = oracle.z_of(built.plain, IDS, 40)[1], built.hooked.d_head
     for group in range(built.groups):
 
@@ -112,9 +111,8 @@ def test_a5_heads_and_the_bias_once_sum_to_the_attention_block(built):
         assert parts.abs().max() > 0.1 and (getattr(projection, "bias", None) is None) == (float(bias.abs().max()) == 0)
 
 
+@pytest.mark.parametrize("built", ["9 to 3", "4 to 4"], indirect=True)  # a W_Q of its own, and no bias
 def test_a7_zeroing_w_q_leaves_a_head_that_averages_its_values(built):
-    if hasattr(built.plain, "transformer") or getattr(built.plain.config, "attention_bias", False):
-        pytest.skip("one projection holds queries, keys and values, or has a bias")
     weight = built.plain.model.layers[1].self_attn.q_proj.weight
     kept = weight.detach().clone()
     try:

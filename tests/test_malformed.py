@@ -5,6 +5,8 @@ The files of `tests/malformed` go to every command that reads their kind; what i
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import shutil
@@ -80,10 +82,18 @@ def test_huge_files_and_things_that_are_no_files(command, make, said, folder):
     refused(folder, command, "t.jsonl", new, said)
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read(folder):
+def test_a_file_that_may_not_be_read(folder, monkeypatch):
+    """Root may read everything, so the refusal comes from here."""
     (folder / "new.jsonl").write_text("{}")
-    (folder / "new.jsonl").chmod(0)
+    real = io.open
+
+    def opened(file, *more, **named):
+        if str(file).endswith("new.jsonl"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return real(file, *more, **named)
+
+    monkeypatch.setattr(io, "open", opened)
+    monkeypatch.setattr("builtins.open", opened)
     refused(folder, "score", "t.jsonl", folder / "new.jsonl")
 
 
