@@ -64,7 +64,7 @@ def failing(folder: Path, tests: tuple[str, ...], stop: bool = True) -> tuple[li
 def page(rows: list[tuple[Fault, str]], seconds: float) -> str:
     lines = ["# Planted faults", "", "A test is worth what it can catch. Each fault below is planted in a copy of the code, one at a time, and a few tests are run: one must fail.",
              "", "    python tests/campaigns/planted_faults.py --write docs/planted_faults.md", "",
-             f"{len(rows)} faults, {sum(bool(test) for _, test in rows)} caught; {seconds / 60:.0f} minutes on one core. The code of each is in `tests/campaigns/faults.py`, as an exact replacement: a fault that no longer",
+             f"{len(rows)} faults, {sum(bool(test) for _, test in rows)} caught; {seconds / 60:.0f} minutes, one after the other. The code of each is in `tests/campaigns/faults.py`, as an exact replacement: a fault that no longer",
              "fits the code stops the program, so that none goes stale. The tests that caught something pass without the fault.", "", "| fault | what is then wrong | planted in | caught by |", "|---|---|---|---|"]
     for fault, test in rows:
         file, _, name = test.partition("::")
