@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,12 +21,13 @@ class Progress:
 
     def __init__(self, shares: Mapping[str, float | int], show: bool):
         self.shares = dict(shares)
-        self.bar = tqdm(total=sum(shares.values()), disable=not show, bar_format="{desc} {percentage:3.0f}% |{bar}| {elapsed} so far, about {remaining} left")
+        calm = 0.1 if sys.stderr.isatty() else 20.0  # seconds: a file or a notebook keeps every line
+        self.bar = tqdm(total=sum(shares.values()), disable=not show, mininterval=calm, bar_format="{desc} {percentage:3.0f}% |{bar}| {elapsed} so far, about {remaining} left")
 
     def __call__(self, items: Iterable[Any], stage: str) -> Iterator[Any]:
         items = list(items)
         share = float(self.shares.pop(stage, 0))  # a stage that comes twice counts once
-        self.bar.set_description_str(f"{stage:{WIDTH}}")
+        self.bar.set_description_str(f"{stage:{WIDTH}}", refresh=sys.stderr.isatty())
         for item in items:
             yield item
             self._advance(share / len(items))

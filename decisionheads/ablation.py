@@ -100,7 +100,7 @@ def reference_means(model: DecisionModel, readings: Iterable[Reading], *, minimu
     for kind, n in counts.items():
         if n < minimum:
             raise InputError(f"only {n} {kind} events in the reference split and {minimum} are needed; add reference transcripts")
-    if minimum < MINIMUM:
+    if min(counts.values()) < MINIMUM:
         warnings.warn(f"reference means from as few as {min(counts.values())} events; {MINIMUM} or more are advised", stacklevel=2)
     means = {kind: (total / counts[kind]).astype(np.float32) for kind, total in sums.items()}
     return ReferenceMeans(means, counts, frozenset(ids), frozenset(groups - {None}))

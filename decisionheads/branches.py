@@ -178,6 +178,8 @@ class _Plan:
 
 def _check(hooked: Engine, prefix: Prefix, branch: Branch) -> None:
     """Refuse what would be run silently as something else."""
+    if prefix.source is not None and prefix.source.hooked is not hooked:
+        raise InputError(f"this text was read with another model ({prefix.source.hooked.name}) than {hooked.name}; read it again with model.read")
     if not 0 <= branch.position <= len(prefix) - (not branch.tokens):
         raise ValueError(f"a branch at position {branch.position} does not fit a prefix of {len(prefix)} tokens")
     if hooked.context and branch.position + branch.width > hooked.context:

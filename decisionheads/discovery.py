@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 
 import numpy as np
 import pandas as pd
@@ -138,6 +139,10 @@ def discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: La
     Raises:
         InputError: for too few usable transcripts, and whatever transcripts and labels raise.
     """
+    unknown = next((name for name in options if name not in {f.name for f in fields(Options)}), None)
+    if unknown is not None:
+        near = get_close_matches(unknown, [f.name for f in fields(Options)], 1)
+        raise TypeError(f"discover() has no option {unknown!r}" + (f"; did you mean {near[0]!r}?" if near else "; see survey.Options for what there is"))
     with keeping(store) as notes:
         found = _discover(model, transcripts, labels, memory, progress, store, Options(**options))
     return replace(found, notes=tuple(notes))

@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     class Model(Protocol):
-        """A `DecisionModel`, as far as a head set knows it."""
-
         name: str
         n_layers: int
         n_heads: int
@@ -76,6 +74,8 @@ class HeadSet(Viewed):
     __slots__ = ("_heads",)
 
     def __init__(self, heads: Iterable[Head | tuple[int, int] | str] = ()):
+        if isinstance(heads, str):
+            raise InputError(f"HeadSet({heads!r}): give a list of heads, such as HeadSet([{heads!r}])")
         parsed = (Head.parse(h) if isinstance(h, str) else Head(int(h[0]), int(h[1])) for h in heads)
         object.__setattr__(self, "_heads", tuple(sorted(set(parsed))))
         if any(h.layer < 0 or h.head < 0 for h in self._heads):
@@ -175,6 +175,8 @@ class HeadSet(Viewed):
         Raises:
             InputError: for a file that is no head set, was changed since, or belongs to another model.
         """
+        if not Path(path).is_file():
+            raise InputError(f"{path}: no such file; HeadSet.save writes one")
         with as_written(path, "it is no head set; HeadSet.save writes one"):
             record = strict_json(Path(path).read_text(encoding="utf-8"))
             loaded, of = cls(record["heads"]), record.get("model")
@@ -194,6 +196,7 @@ class HeadSet(Viewed):
         """
         import torch
 
+        self.check(*means.shape[:2])
         values = torch.as_tensor(means)
 
         def at(layer: int) -> tuple[str, Callable]:
@@ -270,8 +273,7 @@ class HeadScores:
             raise ValueError("nothing to join")
         if len({(p.name, p.unit, p.values.shape[1:]) for p in parts}) > 1:
             raise ValueError(f"scores of different names or models are not joined: {', '.join(sorted({p.name for p in parts}))}")
-        first = parts[0]
-        return cls(np.concatenate([p.values for p in parts]), first.name, first.unit, first.sign, tuple(name for p in parts for name in p.events), first.meta)
+        return replace(parts[0], values=np.concatenate([p.values for p in parts]), events=tuple(name for p in parts for name in p.events))
 
     def mean(self) -> Float[Array, "layer head"]:
         """Mean over events, in float64; refuses when there is none."""

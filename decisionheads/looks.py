@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 SCALE = [[0.0, "#8c510a"], [0.25, "#d8b365"], [0.5, "#f2f2f2"], [0.75, "#5ab4ac"], [1.0, "#01665e"]]
+PALE = [[0.0, "#d2c1ac"], [0.25, "#ede0c9"], [0.5, "#f7f7f7"], [0.75, "#c4e0dd"], [1.0, "#a5c9c5"]]  # a third of SCALE on white, opaque: it reads alike in light and dark
 FOR, AGAINST, MUTED, LINE = "#12978b", "#b8742b", "#a8a8a8", "#888888"  # 3 to 1 and more on white and on Jupyter's dark ground; MUTED recedes
 GRID = "rgba(136,136,136,.2)"
 TEXT = "#7b7b7b"  # 4.2 to 1 on white, 4.4 to 1 on Jupyter's dark ground
@@ -42,7 +43,8 @@ def for_paper(figure: Figure, width: float = 180, height: float | None = None) -
     """A copy in black on white for a paper: `for_paper(f).write_image("f.pdf")`, which needs kaleido and a Chrome or Chromium.
 
     Args:
-        width, height: millimetres; height by default as high as on the screen for this width.
+        width: millimetres.
+        height: millimetres; by default as high as on the screen.
     """
     import plotly.graph_objects as go
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from .errors import InputError
-from .looks import AGAINST, FOR, LINE, MUTED, SCALE, for_paper, layout, names_of
+from .looks import AGAINST, FOR, LINE, MUTED, PALE, SCALE, for_paper, layout, names_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -64,7 +64,7 @@ def effect_map(table: pd.DataFrame | HasFrame, kind: str | None = None) -> Figur
     columns = [at(c) for c in ("effect", "ci_low", "ci_high", "null_effect", "q_value")]
     hover = [[f"L{i}H{j}<br>effect {e:+.3f} logits<br>95% [{low:+.3f}, {high:+.3f}]<br>at null tokens {null:+.3f}<br>q {q:.4f}{'<br>selected' if selected[i, j] else ''}"
               for j, (e, low, high, null, q) in enumerate(zip(*(c[i] for c in columns), strict=True))] for i in range(layers)]
-    return _map(columns[0], selected, hover, f"{str(table['kind'].iloc[0]).capitalize()}: {_found(table)}", "logits")
+    return _map(columns[0], selected, hover, f"{str(table['kind'].iloc[0]).capitalize()}: {_found(table)}", "logits", "not selected")
 
 
 def score_map(scores: HeadScores) -> Figure:
@@ -81,10 +81,10 @@ def score_map(scores: HeadScores) -> Figure:
     hover = [[f"L{i}H{j}<br>mean {mean[i, j]:+.3f} {scores.unit}<br>" + (f"95% [{mean[i, j] - half[i, j]:+.3f}, {mean[i, j] + half[i, j]:+.3f}] over {n} events" if n > 1 else "one event, no interval")
               for j in range(mean.shape[1])] for i in range(mean.shape[0])]
     best = ", ".join(f"{head} {score:+.2f}" for head, score in scores.top(3))
-    return _map(mean, clear, hover, f"{scores.name[:1].upper()}{scores.name[1:]} over {n} event{'' if n == 1 else 's'}, not calibrated: highest {best}", scores.unit)
+    return _map(mean, clear, hover, f"{scores.name[:1].upper()}{scores.name[1:]} over {n} event{'' if n == 1 else 's'}, not calibrated: highest {best}", scores.unit, "95% interval holds 0")
 
 
-def _map(value: np.ndarray, strong: np.ndarray, hover: list[list[str]], title: str, unit: str) -> Figure:
+def _map(value: np.ndarray, strong: np.ndarray, hover: list[list[str]], title: str, unit: str, pale: str) -> Figure:
     """Layer by head on the signed scale; what is not strong is drawn paler and without its number."""
     import plotly.graph_objects as go
 
@@ -92,7 +92,7 @@ def _map(value: np.ndarray, strong: np.ndarray, hover: list[list[str]], title: s
     limit = float(np.abs(value).max()) or 1.0
     look = {"colorscale": SCALE, "zmin": -limit, "zmax": limit, "hoverinfo": "skip", "showscale": False, "xgap": 2, "ygap": 2}
     figure = go.Figure()
-    figure.add_heatmap(z=value, opacity=0.35, **look)
+    figure.add_heatmap(z=value, **look | {"colorscale": PALE})
     figure.add_heatmap(z=np.where(strong, value, np.nan), **look)
     figure.add_heatmap(z=value, colorscale=[[0, "rgba(0,0,0,0)"], [1, "rgba(0,0,0,0)"]], showscale=False, text=hover, hovertemplate="%{text}<extra></extra>")
     # a scale of its own: a trace without any number, as where no head is selected, would show none
@@ -105,7 +105,7 @@ def _map(value: np.ndarray, strong: np.ndarray, hover: list[list[str]], title: s
             figure.add_annotation(x=int(j), y=int(i), text=f"{value[i, j]:+.1f}", showarrow=False, font={"color": "white" if dark else "#222222", "size": 12 if heads <= 12 else 9})
     figure.update_xaxes(dtick=1 if heads <= 16 else 4, showgrid=False, zeroline=False, range=[-0.5, heads - 0.5])
     figure.update_yaxes(dtick=1 if layers <= 16 else 4, showgrid=False, zeroline=False, range=[-0.5, layers - 0.5])
-    return layout(figure, title, "head", "layer", 180 + 34 * min(layers, 24), narrowest=max(340, min(900, 170 + 36 * heads)))
+    return layout(figure, title, "head" if strong.all() else f"head (pale: {pale})", "layer", 180 + 34 * min(layers, 24), narrowest=max(340, min(900, 170 + 36 * heads)))
 
 
 def ranked_heads(table: pd.DataFrame | HasFrame, kind: str | None = None, *, most: int = 12) -> Figure:

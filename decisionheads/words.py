@@ -42,6 +42,9 @@ def judged_lines(found: dict[str, Any]) -> list[str]:
     if not found.get("set"):
         return ["  held out: no set to test"]
     lines = [f"  set: {some_heads(found['set'])}; held out on {found['transcripts']} texts, {found['events']} decisions"]
+    helpers = [h for h in found["set"] if h not in found["selection"]["selected"]] if "selection" in found else []
+    if helpers:  # such a head matters wherever something is written, so that no null tells it apart
+        lines.append(f"    not selected by itself, but the set falls short without: {some_heads(helpers)}")
     for word, share, ratio in (("necessary", "necessary", "necessity"), ("sufficient", "sufficient", "recovery")):
         k, r = found[share], found[ratio]
         texts = f"{k['k']} of {k['n']} texts{limits(k['low'], k['high'])}" if k["share"] is not None else f"undefined ({found['undefined']} of {found['transcripts']} texts)"

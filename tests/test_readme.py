@@ -38,8 +38,7 @@ def test_the_readmes_blocks(tmp_path, monkeypatch):
     found = names["found"]
     assert figure.layout.title.text.startswith("Region: L") and len(found.to_frame()) == 3 * 32
     assert "L3H6" in repr(found) and "L3H6" in found._repr_html_()
-    with pytest.warns(UserWarning, match="are advised"):
-        scores = run(BLOCKS[1], names)
+    scores = run(BLOCKS[1], names)
     assert "not calibrated" in scores.layout.title.text
     explorer = run(BLOCKS[2], names)
     assert "Explorer" in repr(explorer)

@@ -268,7 +268,8 @@ class Bench:
         """Margins and next tokens of one decision, with heads off and a span blocked.
 
         Args:
-            transcript, event: id, and number of the event from 0.
+            transcript: its id.
+            event: number of the event, from 0.
             off: heads whose z is replaced by its reference mean, at the event's position.
             block: a span that `blocked` may not read there: its name, or `(start, end)` in characters of the whole text.
             blocked: the heads that may not read it; what is left of their attention sums to 1 again.
@@ -299,8 +300,12 @@ class Bench:
         """Attention of the position that writes a decision to every position up to its own, the mean over some heads.
 
         Args:
+            transcript: as in `outcome`.
+            event: as in `outcome`.
             heads: whose; zeros for no head.
-            transcript, event, off, block, blocked: as in `outcome`; what later heads read may depend on them.
+            off: as in `outcome`; what later heads read may depend on it.
+            block: as in `outcome`.
+            blocked: as in `outcome`.
         """
         decision = self.decision(transcript, event)
         branch = Branch(decision.event.position, (), self._changes(decision, off, block, blocked))

@@ -91,10 +91,12 @@ class Explorer:
 
         Args:
             folder: what `discover` or `demo` wrote.
-            model, transcripts, labels: what it was made from.
+            model: the model of the run.
+            transcripts: those of the run.
+            labels: those of the run.
 
         Raises:
-            InputError: for a folder that is no finished run, a model of other layers and heads, and transcripts that
+            InputError: for a folder that is no finished run, another model than that of the run, and transcripts that
                 do not hold the run's reference split.
         """
         from .runs import bench_of_run

@@ -15,7 +15,7 @@ from ..labels import LabelSpace
 from ..model import DecisionModel, Reading
 from ..null_tokens import template_ids
 from ..prefixes import Prefixes
-from ..run_folder import open_run, read_json
+from ..run_folder import model_hash, open_run, read_json
 from ..survey import Options, survey
 from ..transcripts import Transcript, encode, prompt_ids
 from .bench import Bench
@@ -29,6 +29,8 @@ def bench_of_run(folder: Path, model: DecisionModel, transcripts: Sequence[Trans
     if shape != (model.n_layers, model.n_heads):
         raise InputError(f"{folder} is a run of {Path(str(manifest['model'])).name}, {shape[0]} layers by {shape[1]} heads, and {Path(model.name).name} has "
                          f"{model.n_layers} by {model.n_heads}; load the model of the run")
+    if Path(model.name).is_dir() and model_hash(model.name) != manifest["inputs"].get("model"):  # a bridge of the user's own has no folder to hash
+        raise InputError(f"{folder} is a run of {Path(str(manifest['model'])).name} and the files of {model.name} are not the same; load the model of the run")
     known = {t.id: t for t in transcripts}
     splits, aside = manifest["splits"], state["summary"]["set_aside"]
     if missing := [name for part in splits.values() for name in part if name not in known]:
