@@ -321,7 +321,7 @@ def test_planted_flips_are_found(run):
 def test_arms_that_do_not_differ_read_so(run, capsys):
     from decisionheads.flip.work import show_flip
 
-    said = show_flip(run)
+    said = " ".join(show_flip(run).split())  # lines are broken to fit a terminal
     between = pd.read_csv(run / "flip.csv").query("against == 'llama'")
     assert len(between) == 6 and between.verdict.str.startswith("no improvement detected, ").all() and said.count("llama-student against llama") == 6 and "detectable effect" in said
     assert "of codes that not every arm gives unedited" in said and "unchanged" in said
@@ -412,7 +412,7 @@ def test_two_corpora_of_notes_end_to_end(bpe_folder, tmp_path, capsys):
     said = capsys.readouterr().out
     table, cases = pd.read_csv(tmp_path / "out" / "flip.csv"), pd.read_csv(tmp_path / "out" / "cases.csv")
     assert set(zip(table.corpus, table["read"], strict=True)) == {("mdace", "zero-shot"), ("codiesp", "in domain")} and len(table) == 2 * 2 * 4 and set(cases.corpus) == {"mdace", "codiesp"}
-    assert said.count("no improvement detected") == 16  # weights are random
+    assert " ".join(said.split()).count("no improvement detected") == 16  # weights are random
     words = ("heart failure", "slept well", "lung disease")
     held = [p for p in (tmp_path / "out").rglob("*") if p.is_file()] + [tmp_path / "p.json"]
     assert not any(w.encode() in p.read_bytes() for p in held for w in words) and not any(w in said for w in words)
