@@ -19,7 +19,7 @@ PALE = [[0.0, "#d2c1ac"], [0.25, "#ede0c9"], [0.5, "#f7f7f7"], [0.75, "#c4e0dd"]
 FOR, AGAINST, MUTED, LINE = "#12978b", "#b8742b", "#a8a8a8", "#888888"  # 3 to 1 and more on white and on Jupyter's dark ground; MUTED recedes
 GRID = "rgba(136,136,136,.2)"
 TEXT = "#7b7b7b"  # 4.2 to 1 on white, 4.4 to 1 on Jupyter's dark ground
-ONE_LINE = 84  # characters of a title
+ONE_LINE = 50  # characters of a title, which fit 400 pixels: Plotly cuts off what does not
 
 
 def layout(figure: Figure, title: str, x: str, y: str, height: int = 420, narrowest: int = 340) -> Figure:
@@ -30,7 +30,7 @@ def layout(figure: Figure, title: str, x: str, y: str, height: int = 420, narrow
     """
     lines = wrap(title, ONE_LINE)
     figure.update_layout(
-        title={"text": "<br>".join(lines), "x": 0, "xanchor": "left", "pad": {"l": 10}, "font": {"size": 16}}, height=height + 22 * (len(lines) - 1),
+        title={"text": "<br>".join(lines), "x": 0, "xanchor": "left", "pad": {"l": 10}, "font": {"size": 15}}, height=height + 22 * (len(lines) - 1),
         margin={"l": 70, "r": 30, "t": 48 + 22 * len(lines), "b": 60}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"color": TEXT, "size": 13},
         showlegend=False, meta={"narrowest": narrowest})
     said = lambda text: {"text": "<br>".join(wrap(text, 46)), "font": {"size": 14}}  # noqa: E731

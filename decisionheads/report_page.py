@@ -47,7 +47,7 @@ details { margin: .6rem 0; } summary { cursor: pointer; }
 .tokens mark { background: var(--for); color: white; border-radius: .2rem; padding: 0 .1rem; } .tokens i { background: var(--against); color: white; font-style: normal; border-radius: .2rem; }
 @media (max-width: 40rem) { body { margin: 1rem auto; } h1 { font-size: 1.35rem; } th, td { padding: .2rem .4rem; } }
 @media print {
-  body { max-width: none; margin: 0; font-size: 10.5pt; } nav, details:not([open]), ul.said a { display: none; } a { color: inherit; text-decoration: none; }
+  body { max-width: none; margin: 0; font-size: 10.5pt; } nav, details:not([open]), ul.said a, #tables:not(:has(details[open])) { display: none; } a { color: inherit; text-decoration: none; }
   figure, tr, .tokens, ul.said { break-inside: avoid; } h2, h3 { break-after: avoid; } .wide { overflow: visible; } table { font-size: 7.5pt; } th, td { padding: .1rem .25rem; }
 }
 """

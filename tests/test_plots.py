@@ -105,7 +105,7 @@ def test_scores_are_drawn_with_their_interval_over_events():
     assert figure.data[0].z[1][2] == 2.0 and "95% [+0.701, +3.299] over 4 events" in figure.data[2].text[1][2]
     strong = np.array(figure.data[1].z, float)
     assert np.isfinite(strong).sum() == 1 and strong[1, 2] == 2.0 and [a.text for a in figure.layout.annotations] == ["+2.0"]
-    assert "Mean-ablation effect over 4 events, not calibrated: highest L1H2 +2.00" in figure.layout.title.text
+    assert "Mean-ablation effect over 4 events, not calibrated: highest L1H2 +2.00" in figure.layout.title.text.replace("<br>", " ")
     assert "no interval" in plots.score_map(HeadScores(values[:1], "x")).data[2].text[0][0]
 
 
@@ -113,7 +113,7 @@ def test_long_titles_are_broken_and_make_room(table):
     import plotly.graph_objects as go
 
     short, long = (layout(go.Figure(), "word " * n, "x", "y") for n in (3, 40))
-    assert "<br>" not in short.layout.title.text and all(len(line) <= 84 for line in long.layout.title.text.split("<br>"))
+    assert "<br>" not in short.layout.title.text and all(len(line) <= 50 for line in long.layout.title.text.split("<br>"))
     assert long.layout.margin.t > short.layout.margin.t and long.layout.height > short.layout.height
 
 

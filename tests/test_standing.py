@@ -55,14 +55,14 @@ def test_every_figure_of_a_run_has_a_finding_for_its_title(demo):
             "depth": plots.family_depth(table["reads"]), "blocked": plots.blocked_reads(table["read_blocking"]), "references": plots.reference_choices(table["references"])}
     says = {"texts": "held-out texts", "phase": "of the margin lost", "reads": "read the chosen block", "depth": "relative depth", "blocked": "of its effect", "references": "recovery falls to"}
     for name, figure in made.items():
-        assert says[name] in figure.layout.title.text and len(figure.data), name
+        assert says[name] in figure.layout.title.text.replace("<br>", " ") and len(figure.data), name
     scale = made["phase"].data[0]
     assert scale.zmin == -scale.zmax <= -1  # zero is the middle of the scale
 
 
 def test_figures_state_what_the_tables_say():
     texts = pd.DataFrame({"transcript": list("abc"), "necessity": [0.9, 0.6, 0.9], "necessity_p": [0.01, 0.2, np.nan], "sufficiency": [0.9, 0.4, np.nan], "sufficiency_p": [0.01, 0.01, 0.01], "set": "label"})
-    assert plots.texts_judged(texts, "label").layout.title.text == "Label set: necessary in 1 of 3 and sufficient in 1 of 2 held-out texts"
+    assert plots.texts_judged(texts, "label").layout.title.text.replace("<br>", " ") == "Label set: necessary in 1 of 3 and sufficient in 1 of 2 held-out texts"
     nothing = pd.DataFrame({"family": ["region"], "kind": ["region"], "span": ["own block"], "name": ["before softmax"], "role": ["arm"], "removed": [np.nan], "low": [np.nan], "high": [np.nan]})
     assert "No family" in plots.blocked_reads(nothing).layout.title.text
 
@@ -79,7 +79,7 @@ def judged(**changes):
 
 def test_a_judged_set_is_said_beside_its_controls():
     lines = judged_lines(judged())
-    assert "necessary  9 of 10 texts [0.55, 1.00]; N 0.80 [0.70, 0.90], random sets 0.01" in lines[1] and "kept in 30% without it, 97% without a random set" in lines[3]
+    assert "necessary  9 of 10 texts [0.55, 1.00]; N 0.80 [0.70, 0.90], random 0.01" in lines[1] and "kept in 30% without it, 97% without a random set" in lines[3]
     undefined = judged_lines(judged(necessary={"k": 0, "n": 3, "share": None, "low": None, "high": None}, undefined=7))
     assert "undefined (7 of 10 texts)" in undefined[1] and judged_lines({"set": []}) == ["  held out: no set to test"]
 
