@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from decisionheads import tiny
+from decisionheads.cli import main
 from decisionheads.flip.plan import plan_digest
 
 from . import hostile
@@ -82,9 +83,10 @@ def test_huge_files_and_things_that_are_no_files(command, make, said, folder):
     refused(folder, command, "t.jsonl", new, said)
 
 
-def test_a_file_that_may_not_be_read(folder, monkeypatch):
+def test_a_file_that_may_not_be_read(folder, monkeypatch, capsys):
     """Root may read everything, so the refusal comes from here."""
     (folder / "new.jsonl").write_text("{}")
+    arguments = [str(folder / "new.jsonl") if x == str(folder / "t.jsonl") else x for x in hostile.commands(folder, str(tiny.path("llama")))["score"]]
     real = io.open
 
     def opened(file, *more, **named):
@@ -94,7 +96,9 @@ def test_a_file_that_may_not_be_read(folder, monkeypatch):
 
     monkeypatch.setattr(io, "open", opened)
     monkeypatch.setattr("builtins.open", opened)
-    refused(folder, "score", "t.jsonl", folder / "new.jsonl")
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert "new.jsonl: cannot be read (Permission denied); give a file that can be" in shown.err and shown.err.count("\n") == 1 and shown.out == ""
 
 
 def test_names_do_not_leave_the_folder(folder):
