@@ -7,7 +7,6 @@ nothing is kept. The same run collects the sentences that its parts have to say 
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +14,8 @@ from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+
+from ._reading import fingerprint
 
 Arrays = dict[str, np.ndarray]
 
@@ -59,27 +60,16 @@ def kept(what: str, about: Iterable[object], measure: Callable[[], Arrays]) -> A
 
     Args:
         what: the stage.
-        about: everything that the result hangs on beyond the run's own inputs: text, numbers, arrays.
+        about: everything that the result hangs on beyond the run's own inputs; see `fingerprint`.
     """
     if _run.store is None:
         return measure()
-    name = f"{what} {fingerprint(about)}"
+    name = f"{what} {fingerprint(*about)}"
     found = _run.store.load_kept(name)
     if found is None:
         found = measure()
         _run.store.save_kept(name, found)
     return found
-
-
-def fingerprint(about: Iterable[object]) -> str:
-    """A content hash of text, numbers and arrays, in order."""
-    found = hashlib.sha256()
-    for part in about:
-        data = part.tobytes() if isinstance(part, np.ndarray) else str(part).encode()
-        kind = f"{part.dtype}{part.shape}" if isinstance(part, np.ndarray) else type(part).__name__
-        found.update(f"{kind} {len(data)} ".encode())
-        found.update(data)
-    return found.hexdigest()
 
 
 def note(sentence: str) -> None:

@@ -21,7 +21,7 @@ class Progress:
 
     def __init__(self, shares: Mapping[str, float | int], show: bool):
         self.shares = dict(shares)
-        calm = 0.1 if sys.stderr.isatty() else 20.0  # seconds: a file or a notebook keeps every line
+        calm = 0.1 if sys.stderr.isatty() else 2.0  # seconds: a file keeps every line, and so does a notebook that is saved
         self.bar = tqdm(total=sum(shares.values()), disable=not show, mininterval=calm, bar_format="{desc} {percentage:3.0f}% |{bar}| {elapsed} so far, about {remaining} left")
 
     def __call__(self, items: Iterable[Any], stage: str) -> Iterator[Any]:

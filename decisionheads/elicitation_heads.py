@@ -248,7 +248,7 @@ def _mean_z(model: DecisionModel, members: Sequence[tuple[CuedText, Member]], at
 
 def _kept(model: DecisionModel, text: CuedText, members: Sequence[Member], zbar: Array, at: str, memory: int) -> tuple[Array, Array, Array]:
     """`_measure`, or what the same run measured before."""
-    about = [text.transcript.id, at, *(x for m in members for x in (m.position, m.row, m.margin, *m.target.tokens)), zbar]
+    about = [text.transcript.id, at, *(x for m in members for x in (m.position, m.row, m.margin.chosen, m.margin.against, m.target.tokens)), zbar]
     found = kept("lead cuts", about, lambda: dict(zip(("m", "m0", "effects"), _measure(model, text, members, zbar, at, memory), strict=True)))
     return found["m"], found["m0"], found["effects"]
 

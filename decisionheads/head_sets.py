@@ -112,7 +112,7 @@ def set_margins(model: DecisionModel, cases: Sequence[Case], sets: Sequence[Head
     wanted = [(s, which) for which, asked in enumerate((without, only)) for s, heads in enumerate(sets) if asked and len(heads)]
 
     def of_text(mine: list[int]) -> dict[str, Array]:
-        about = [x for i in mine for x in (cases[i].transcript, cases[i].position, cases[i].margin, cases[i].alternatives, cases[i].everywhere, cases[i].answer, cases[i].zbar)]
+        about = [x for i in mine for x in (cases[i].transcript, cases[i].position, cases[i].margin.chosen, cases[i].margin.against, cases[i].alternatives, cases[i].everywhere, cases[i].answer, cases[i].zbar)]
         measure = lambda: margins_of(mine)  # noqa: E731
         return kept("sets", [without, only, *(s.digest for s in sets), *about], measure) if len(sets) >= WORTH_KEEPING else measure()
 

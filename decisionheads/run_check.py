@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from .heads import HeadSet
-from .run_folder import hash_file, open_run, read_json, read_table
+from .run_folder import hash_file, open_run, read_json, read_table, whole
 
 
 def check_run(folder: Path) -> list[str]:
@@ -19,7 +19,8 @@ def check_run(folder: Path) -> list[str]:
         InputError: if the folder is no finished run, or a file of it cannot be read.
     """
     state = open_run(folder)
-    return [*_changed(folder, state["manifest"]), *_sets(folder, state["summary"]), *_splits(state["manifest"], state["summary"])]
+    with whole(folder):
+        return [*_changed(folder, state["manifest"]), *_sets(folder, state["summary"]), *_splits(state["manifest"], state["summary"])]
 
 
 def _changed(folder: Path, manifest: dict[str, Any]) -> Iterator[str]:

@@ -321,3 +321,11 @@ def test_a_callers_own_hook_on_the_bridge_is_noticed(model, readings, means):
                 call()
     finally:
         handle.remove()
+
+
+def test_enough_reference_events_are_no_reason_to_warn(model, readings):
+    """Warnings are errors here: what is asked for at least may be less than what is advised, if there are enough."""
+    from dataclasses import replace
+
+    regions = [replace(r, events=tuple(e for e in r.events if e.kind == "region")) for r in readings]
+    assert reference_means(model, regions, minimum=5).counts["region"] >= 30

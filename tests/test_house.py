@@ -11,7 +11,8 @@ import pytest
 
 HOUSE = Path(__file__).parent.parent / "decisionheads"
 FLOORS = [
-    ["errors", "views", "_keeping", "_examples", "_options", "_progress", "_processes", "_reading", "words"],
+    ["errors", "views", "_reading", "_examples", "_options", "_progress", "_processes", "words"],
+    ["_keeping"],
     ["heads", "label_trie", "decisions", "outputs"],
     ["labels"],
     ["transcripts", "calibration"],

@@ -80,6 +80,9 @@ def judged(**changes):
 def test_a_judged_set_is_said_beside_its_controls():
     lines = judged_lines(judged())
     assert "necessary  9 of 10 texts [0.55, 1.00]; N 0.80 [0.70, 0.90], random 0.01" in lines[1] and "kept in 30% without it, 97% without a random set" in lines[3]
+    helped = judged_lines(judged(set=["L0H0", "L1H1"]) | {"selection": {"selected": ["L1H1"]}})
+    assert helped[1] == "    not selected by itself, but the set falls short without: L0H0" and len(helped) == len(lines) + 1
+    assert judged_lines(judged(set=["L1H1"]) | {"selection": {"selected": ["L1H1", "L2H2"]}})[1].startswith("    necessary")
     undefined = judged_lines(judged(necessary={"k": 0, "n": 3, "share": None, "low": None, "high": None}, undefined=7))
     assert "undefined (7 of 10 texts)" in undefined[1] and judged_lines({"set": []}) == ["  held out: no set to test"]
 

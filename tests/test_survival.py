@@ -13,7 +13,8 @@ import torch
 
 from decisionheads import DecisionModel, InputError, discover, tiny
 from decisionheads import _packs as packs
-from decisionheads._keeping import fingerprint, keeping, kept, note
+from decisionheads._keeping import keeping, kept, note
+from decisionheads._reading import fingerprint
 from decisionheads.ablation import measure
 from decisionheads.branches import Branch, branch_logits, clean_z
 from decisionheads.cli import main
@@ -95,18 +96,21 @@ def test_a_run_that_is_killed_twice_in_late_stages_ends_in_the_same_tables(llama
 def test_nothing_is_taken_for_something_else():
     z = np.arange(6, dtype=np.float32)
     about = ["text", 3, z]
-    assert fingerprint(about) == fingerprint(["text", 3, z.copy()])
-    others = [["text", 4, z], ["text", "3", z], ["text3", z], ["text", 3, z.reshape(2, 3)], ["text", 3, z.astype(np.float64)], ["text", 3, z[::-1]], ["text", 3, z, ""]]
-    assert len({fingerprint(o) for o in [about, *others]}) == 8
+    assert fingerprint(*about) == fingerprint("text", 3, z.copy()) == fingerprint("text", np.int64(3), z)
+    others = [["text", 4, z], ["text", "3", z], ["text3", z], ["text", 3, z.reshape(2, 3)], ["text", 3, z.astype(np.float64)], ["text", 3, z[::-1]], ["text", 3, z, ""], ["text", (3, z)], ["text", True, z]]
+    assert len({fingerprint(*o) for o in [about, *others]}) == len(others) + 1
+    assert fingerprint({"a": z, "b": 1}) == fingerprint({"b": 1, "a": z}) != fingerprint({"a": z, "b": 2})
+    with pytest.raises(TypeError, match="a Branch has no content hash"):  # its text is short, and alike for many
+        fingerprint(Branch(3))
     store, calls = Memory(), []
     measured = lambda: calls.append(1) or {"x": z}  # noqa: E731
     with keeping(store):
         for of in (about, about, *others):
             kept("stage", of, measured)
         kept("other stage", about, measured)
-    assert len(calls) == 9
+    assert len(calls) == len(others) + 2
     kept("stage", about, measured)  # outside of a run nothing is kept
-    assert len(calls) == 10
+    assert len(calls) == len(others) + 3
 
 
 def test_notes_come_once_and_as_warnings_outside_of_a_run(capsys):
@@ -266,6 +270,7 @@ def _edit(name: str, old: str, new: str):
     (lambda f: (f / "more.csv").write_text("a\n1\n"), "more.csv was not written by the run"),
     (_edit("heads.csv", "True", "False"), "name different selected heads"),
     (_edit("sets.json", '"L', '"L1'), "does not have its digest"),
+    (_edit("run.json", '"splits"', '"parts"'), "does not hold what was written there"),
     (lambda f: shutil.copy(f / "null_max.safetensors", f / "effects.safetensors"), "effects.safetensors was changed")])
 def test_a_change_is_found(demo, tmp_path, capsys, change, said):
     shutil.copytree(demo, tmp_path / "run")

@@ -91,3 +91,38 @@ def test_several_texts_at_once_are_the_same_one_by_one(model, readings, means):
     np.testing.assert_array_equal(model.attribute(held, means).gradient.values, np.concatenate([model.attribute(r, means).gradient.values for r in held]))
     with pytest.raises(ValueError, match="different names"):
         HeadScores.join([together.scores, dataclasses.replace(together.scores, name="other")])
+
+
+def test_a_text_that_another_model_read(readings, means):
+    """Of the same shape and vocabulary, so that numbers would come out."""
+    other = DecisionModel.from_pretrained(tiny.path("llama-student"))
+    for call in (lambda: other.mean_ablate(readings[7], means), lambda: other.knock_in(readings[6:], HeadSet([(1, 2)]), "region"), lambda: other.attribute(readings[7], means)):
+        with pytest.raises(InputError, match="this text was read with another model \\(.*\\) than .*llama-student; read it again with model.read"):
+            call()
+
+
+def test_the_run_of_another_model(demo):
+    """The student has the teacher's shape, and none of its heads."""
+    from decisionheads import load_transcripts
+    from decisionheads.explorer import Explorer
+
+    other = DecisionModel.from_pretrained(tiny.path("llama-student"))
+    with pytest.raises(InputError, match="is a run of llama and the files of .*llama-student are not the same; load the model of the run"):
+        Explorer.of_run(demo, other, load_transcripts(demo / "transcripts.jsonl"), tiny.labels())
+
+
+def test_an_option_misspelt(model, space, readings):
+    texts = [r.transcript for r in readings]
+    with pytest.raises(TypeError, match="discover\\(\\) has no option 'calliper'; did you mean 'caliper'"):
+        discover(model, texts, space, calliper=0.5)
+    with pytest.raises(TypeError, match="has no option 'zzz'; see survey.Options"):
+        discover(model, texts, space, zzz=1)
+
+
+def test_a_set_that_is_no_list_no_file_or_no_fit(tmp_path, means):
+    with pytest.raises(InputError, match=r"HeadSet\('L1H4'\): give a list of heads, such as HeadSet\(\['L1H4'\]\)"):
+        HeadSet("L1H4")
+    with pytest.raises(InputError, match="nope.json: no such file; HeadSet.save writes one"):
+        HeadSet.load(tmp_path / "nope.json")
+    with pytest.raises(InputError, match="L1H99 is not in a model of 4 layers by 8 heads"):
+        HeadSet(["L1H99"]).hooks(means.means["region"])

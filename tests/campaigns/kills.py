@@ -81,7 +81,7 @@ def main() -> int:
             raise SystemExit(f"the untouched run failed: {said}")
         expected = hashes(Path(folder) / "untouched")
         print(f"untouched: {took:.1f} s, {most} files on its way, {len(expected)} things to compare")
-        begun = time.monotonic()
+        begun, kills = time.monotonic(), 0
         for n in range(args.kills):
             if args.sample is not None and n >= 2 and time.monotonic() - begun > args.sample:
                 print(f"stopped after {n} of {args.kills} kills, as asked")
@@ -89,16 +89,17 @@ def main() -> int:
             out, seen = Path(folder) / f"killed-{n}", []
             for _ in range(1 + (rng.random() < 0.3)):
                 if rng.random() < 0.25:
-                    run(out, lambda seconds, moment=rng.uniform(0, took): seconds >= moment)
+                    code, *_ = run(out, lambda seconds, moment=rng.uniform(0, took): seconds >= moment)
                 else:
-                    run(out, lambda seconds, out=out, count=rng.randint(1, most): files(out) >= count)
-                seen.append(state(out))
+                    code, *_ = run(out, lambda seconds, out=out, count=rng.randint(1, most): files(out) >= count)
+                seen.append(state(out) if code else "nothing: it had ended")
+                kills += bool(code)
             code, said, _ = run(out)
             wrong = sorted(k for k in {*expected, *hashes(out)} if expected.get(k) != hashes(out).get(k)) if code == 0 else [f"exit code {code}: {said[-300:]}"]
             differ += bool(wrong)
-            print(f"{n + 1:3} killed with {', '.join(seen)}: {'same' if not wrong else 'DIFFERENT: ' + ', '.join(wrong)}", flush=True)
+            print(f"{n + 1:3} killed after {', '.join(seen)}: {'same' if not wrong else 'DIFFERENT: ' + ', '.join(wrong)}", flush=True)
             shutil.rmtree(out, ignore_errors=True)
-    print(f"{differ} of the killed runs came out different" if differ else "all came out the same")
+    print(f"{kills} kills: " + (f"{differ} of the runs came out different" if differ else "all came out the same"))
     return int(differ > 0)
 
 
