@@ -33,10 +33,21 @@ def layout(figure: Figure, title: str, x: str, y: str, height: int = 420, narrow
         title={"text": "<br>".join(lines), "x": 0, "xanchor": "left", "pad": {"l": 10}, "font": {"size": 15}}, height=height + 22 * (len(lines) - 1),
         margin={"l": 70, "r": 30, "t": 48 + 22 * len(lines), "b": 60}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"color": TEXT, "size": 13},
         showlegend=False, meta={"narrowest": narrowest})
-    said = lambda text: {"text": "<br>".join(wrap(text, 46)), "font": {"size": 14}}  # noqa: E731
+    said = lambda text: {"text": "<br>".join(wrap(text, 34)), "font": {"size": 14}}  # noqa: E731
     figure.update_xaxes(title=said(x), gridcolor=GRID, zerolinecolor=LINE, automargin=True)
     figure.update_yaxes(title=said(y), gridcolor=GRID, zerolinecolor=LINE)
     return figure
+
+
+def legend_below(figure: Figure, lines: int = 1) -> Figure:
+    """A legend under everything else, where it covers nothing however narrow the figure is.
+
+    Args:
+        lines: how many entries may come to stand one under the other.
+    """
+    room = 18 + 20 * lines
+    return figure.update_layout(showlegend=True, legend={"orientation": "h", "x": 0, "xref": "container", "yref": "container", "y": 0, "yanchor": "bottom"},
+                                margin={"b": (figure.layout.margin.b or 60) + room}, height=figure.layout.height + room)
 
 
 def for_paper(figure: Figure, width: float = 180, height: float | None = None) -> Figure:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from .errors import InputError
-from .looks import AGAINST, FOR, LINE, MUTED, PALE, SCALE, for_paper, layout, names_of
+from .looks import AGAINST, FOR, LINE, MUTED, PALE, SCALE, for_paper, layout, legend_below, names_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -142,7 +142,7 @@ def attribution_against_exact(table: pd.DataFrame | HasFrame, kind: str | None =
     figure.add_scatter(x=[low, high], y=[low, high], mode="lines", line={"color": LINE, "dash": "dot", "width": 1}, hoverinfo="skip", showlegend=False)
     layout(figure, f"{table['kind'].iloc[0].capitalize()}: attribution ranks heads with Spearman {agreement['attribution']:.2f} of the exact effect, the direct path {agreement['direct']:.2f}",
             "exact effect, logits", "attribution, logits")
-    return figure.update_layout(showlegend=True, legend={"orientation": "h", "y": -0.25})
+    return legend_below(figure)
 
 
 def null_distribution(table: pd.DataFrame | HasFrame, null_max: np.ndarray, kind: str | None = None) -> Figure:
@@ -181,7 +181,7 @@ def knock_in_controls(frame: pd.DataFrame, kind: str) -> Figure:
         hover = [f"{r.Index}: {r.shift:+.2f} logits" + (f"<br>95% [{r.low:+.2f}, {r.high:+.2f}]" if np.isfinite(r.low) else "") for r in rows.itertuples()]
         figure.add_scatter(x=rows["shift"], y=list(rows.index), mode="markers", name=role, error_x=error, text=hover, hovertemplate="%{text}<extra></extra>",
                            marker={"symbol": symbol, "size": 10, "color": colour, "line": {"width": 2, "color": colour}})
-    columns = {"recipients": 68, "flipped": 122, "p": 185}  # pixels to the right of the plot
+    columns = {"recipients": 62, "flipped": 110, "p": 155}  # pixels to the right of the plot
 
     def beside(name: str, y: str | float, text: str, **look) -> None:
         figure.add_annotation(x=1, xref="paper", xshift=columns[name], xanchor="right", y=y, text=text, showarrow=False, font={"size": 12, **look.pop("font", {})}, **look)
@@ -190,16 +190,17 @@ def knock_in_controls(frame: pd.DataFrame, kind: str) -> Figure:
         beside(name, 1.0, name, yref="paper", yanchor="bottom")
     for r in frame.itertuples():
         if not r.n:
-            beside("recipients", r.control, "n/a", font={"color": MUTED})
+            beside("recipients", r.control, "n/a", opacity=0.55)
             continue
         for name, text in (("recipients", str(r.n)), ("flipped", f"{r.flipped:.0%}"), ("p", f"{r.p:.2g}")):
             if text != "nan":
                 beside(name, r.control, text)
     names = list(frame["control"])
-    figure.update_yaxes(type="category", categoryorder="array", categoryarray=names[::-1], range=[-0.6, len(names) - 0.4], tickvals=names,
-                        ticktext=[name if n else f"<span style='color:{MUTED}'>{name}</span>" for name, n in zip(names, frame["n"], strict=True)])
-    layout(figure, f"{kind.capitalize()}: {_verdict(found)}", "shift towards the donor's choice, logits (95% interval over transcripts)", "", 150 + 32 * len(names), narrowest=660)
-    return figure.update_layout(margin={"l": 190, "r": 210, "t": 90})
+    figure.update_yaxes(type="category", categoryorder="array", categoryarray=names[::-1], range=[-0.6, len(names) - 0.4], tickvals=names, tickfont={"size": 12},
+                        ticktext=[name if n else f"<i>{name}</i>" for name, n in zip(names, frame["n"], strict=True)])
+    layout(figure, f"{kind.capitalize()}: {_verdict(found)}", "shift towards the donor's choice, logits (95% interval over transcripts)", "", 170 + 32 * len(names), narrowest=520)
+    figure.update_xaxes(nticks=4, tickangle=0)
+    return figure.update_layout(margin={"l": 160, "r": 165, "t": figure.layout.margin.t + 20})
 
 
 def _verdict(found: pd.DataFrame) -> str:
@@ -238,4 +239,4 @@ def elicitation_lead(summary: dict) -> Figure:
     layout(figure, title, f"tokens before the {where}", "share right")
     figure.update_xaxes(range=[x.max() + 1, 0])  # towards the code, as the text is read
     figure.update_yaxes(range=[-0.03, 1.03], tickformat=".0%")
-    return figure.update_layout(showlegend=True, legend={"orientation": "h", "y": -0.25})
+    return legend_below(figure, 5)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from .looks import AGAINST, FOR, GRID, LINE, MUTED, SCALE, TEXT, layout, names_of
+from .looks import AGAINST, FOR, LINE, MUTED, SCALE, layout, legend_below, names_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -57,15 +57,14 @@ def phase_map(table: pd.DataFrame) -> Figure:
     text = [[f"<b>{value[i, j]:.2f}</b><br>[{low[i, j]:.2f}, {high[i, j]:.2f}]<br>random {random[i, j]:.2f}" if np.isfinite(value[i, j]) else "n/a"
              for j in range(len(columns))] for i in range(len(rows))]
     limit = max(1.0, float(np.nanmax(np.abs(value))))
-    figure = go.Figure(go.Heatmap(z=value, x=columns, y=rows, colorscale=SCALE, zmin=-limit, zmax=limit, xgap=3, ygap=3, hoverinfo="skip",
-                                  colorbar={"title": {"text": "share lost"}, "thickness": 12}))
+    figure = go.Figure(go.Heatmap(z=value, x=columns, y=rows, colorscale=SCALE, zmin=-limit, zmax=limit, xgap=3, ygap=3, hoverinfo="skip", showscale=False))  # every cell says its number
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
-            figure.add_annotation(x=column, y=row, text=text[i][j], showarrow=False, font={"size": 12, "color": "white" if abs(value[i, j]) > 0.6 * limit else "#222222"})
+            figure.add_annotation(x=column, y=row, text=text[i][j], showarrow=False, font={"size": 11, "color": "white" if abs(value[i, j]) > 0.6 * limit else "#222222"})
     own = [value[rows.index(k), columns.index(k)] for k in columns if k in rows]
     other = [value[i, j] for i, r in enumerate(rows) for j, c in enumerate(columns) if r != c and r in columns]
     layout(figure, f"Own set ablated: {np.nanmin(own):.2f} to {np.nanmax(own):.2f} of the margin lost; another kind's set: {np.nanmin(other):.2f} to {np.nanmax(other):.2f}"
-           if own and other else "What each set takes from each kind of decision", "decisions measured", "set ablated", 130 + 80 * len(rows), narrowest=170 + 110 * len(columns))
+           if own and other else "What each set takes from each kind of decision", "decisions measured (share of the margin lost)", "set ablated", 130 + 80 * len(rows), narrowest=120 + 80 * len(columns))
     figure.update_xaxes(showgrid=False)
     return figure.update_yaxes(autorange="reversed", showgrid=False, zeroline=False)
 
@@ -90,7 +89,7 @@ def family_reads(table: pd.DataFrame) -> Figure:
     layout(figure, f"{heads['region']} heads read the chosen block, {heads['near-miss']} the near-miss, {heads['neither']} neither", "share of attention on the span, more than on control windows", "",
            160 + 20 * len(mine), narrowest=520)
     figure.update_yaxes(categoryorder="array", categoryarray=list(mine["row"]), dtick=1)
-    return figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0}, margin={"l": 190})
+    return legend_below(figure.update_layout(margin={"l": 190}), 2)
 
 
 def family_depth(table: pd.DataFrame) -> Figure:
@@ -110,7 +109,7 @@ def family_depth(table: pd.DataFrame) -> Figure:
     layout(figure, f"Mean relative depth: {', '.join(said)}" if said else "No head belongs to a family", "layer", "heads", 320)
     figure.update_yaxes(dtick=max(1, int(heads.groupby(["family", "layer"]).size().max() // 5)) if said else 1)
     figure.update_xaxes(dtick=1 if layers <= 16 else 4, zeroline=False)
-    return figure.update_layout(showlegend=True, barmode="group", legend={"orientation": "h", "y": -0.3})
+    return legend_below(figure.update_layout(barmode="group"), 2)
 
 
 def blocked_reads(table: pd.DataFrame) -> Figure:
@@ -144,7 +143,7 @@ def blocked_reads(table: pd.DataFrame) -> Figure:
     figure.add_hrect(y0=-0.5, y1=n_arms - 0.5, fillcolor=MUTED, opacity=0.12, line_width=0)
     layout(figure, f"Blocking what a family reads removes {arms.min():.0%} to {arms.max():.0%} of its effect, controls at most {controls.max():.0%}", "share of the family's effect removed", "", 240 + 34 * len(names), narrowest=440)
     figure.update_yaxes(tickvals=list(range(len(names))), ticktext=names, autorange="reversed", showgrid=False, zeroline=False)
-    return figure.update_layout(showlegend=True, legend={"orientation": "h", "y": -0.16}, margin={"l": 160, "b": 110})
+    return legend_below(figure.update_layout(margin={"l": 160}), len(panels))
 
 
 def reference_choices(table: pd.DataFrame) -> Figure:
@@ -164,7 +163,7 @@ def reference_choices(table: pd.DataFrame) -> Figure:
     layout(figure, f"Necessity is at least {low['necessity'].min():.2f} under every reference; recovery falls to {low['recovery'].min():.2f} ({worst})", "share of the margin that attention carries", "",
            170 + 60 * len(references), narrowest=420)
     figure.update_yaxes(tickvals=list(range(len(references))), ticktext=references, autorange="reversed", showgrid=False, zeroline=False)
-    return figure.update_layout(showlegend=True, legend={"orientation": "h", "y": -0.2}, margin={"l": 140})
+    return legend_below(figure.update_layout(margin={"l": 140}), 2)
 
 
 def two_models(found: Comparison) -> Figure:
@@ -173,8 +172,8 @@ def two_models(found: Comparison) -> Figure:
 
     runs, colours = (found.one, found.other), (FOR, AGAINST)
     kinds = list(dict.fromkeys(k for run in runs for k in run.summary["kinds"]))
-    figure = make_subplots(2, 2, specs=[[{"colspan": 2}, None], [{}, {}]], row_heights=[0.42, 0.58], vertical_spacing=0.2, horizontal_spacing=0.16,
-                           subplot_titles=["selected heads", *(f"{name}: share of the margin lost" for name in found.names)])
+    figure = make_subplots(2, 2, specs=[[{"colspan": 2}, None], [{}, {}]], row_heights=[0.42, 0.58], vertical_spacing=0.24, horizontal_spacing=0.06, shared_yaxes=True,
+                           subplot_titles=["", *found.names])
     for side, (run, name, colour) in enumerate(zip(runs, found.names, colours, strict=True)):
         heads = run.tables["heads"]
         heads = heads[heads["selected"]]
@@ -187,11 +186,13 @@ def two_models(found: Comparison) -> Figure:
         figure.add_heatmap(z=value, x=columns, y=rows, colorscale=SCALE, zmin=-1, zmax=1, xgap=3, ygap=3, hoverinfo="skip", showscale=False, row=2, col=1 + side,
                            text=[[f"{v:.2f}" for v in row] for row in value], texttemplate="%{text}")
         figure.update_yaxes(autorange="reversed", showgrid=False, title="set ablated" if side == 0 else "", row=2, col=1 + side)
-        figure.update_xaxes(title="decisions measured", showgrid=False, row=2, col=1 + side)
+        figure.update_xaxes(title="share of the margin lost" if side == 0 else "", showgrid=False, row=2, col=1 + side)
     sizes = " and ".join(f"{run.summary['global']['set_size']} of {run.shape[0] * run.shape[1]} heads in {name}" for run, name in zip(runs, found.names, strict=True))
-    figure.update_layout(title={"text": f"Global sets: {sizes}", "x": 0, "xanchor": "left", "font": {"size": 16}}, height=640, showlegend=True,
-                         legend={"orientation": "h", "x": 0.2, "y": 1.06}, margin={"l": 90, "r": 30, "t": 100, "b": 60}, paper_bgcolor="rgba(0,0,0,0)",
-                         plot_bgcolor="rgba(0,0,0,0)", font={"color": TEXT, "size": 13})
-    figure.update_xaxes(title="relative depth (0 first layer, 1 last)", range=[-0.03, 1.03], zeroline=False, gridcolor=GRID, row=1, col=1)
-    figure.update_yaxes(tickvals=list(range(len(kinds))), ticktext=kinds, range=[len(kinds) - 0.5, -0.5], zeroline=False, gridcolor=GRID, row=1, col=1)
-    return figure
+    named = [axis.title.text for axis in (figure.layout.xaxis2, figure.layout.yaxis2, figure.layout.xaxis3)]
+    layout(figure, f"Global sets: {sizes}", "relative depth of selected heads (0 first layer, 1 last)", "", 600)
+    for axis, text in zip((figure.layout.xaxis2, figure.layout.yaxis2, figure.layout.xaxis3), named, strict=True):  # layout names all axes alike
+        axis.title.text = text
+    figure.update_xaxes(range=[-0.03, 1.03], zeroline=False, row=1, col=1)
+    figure.update_yaxes(tickvals=list(range(len(kinds))), ticktext=kinds, range=[len(kinds) - 0.5, -0.5], zeroline=False, row=1, col=1)
+    figure.update_xaxes(showgrid=False, row=2)
+    return legend_below(figure.update_layout(margin={"l": 90}), 2)

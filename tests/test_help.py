@@ -69,6 +69,11 @@ def test_lines_are_broken_at_words_and_go_on_further_in():
     assert "x" * 100 in lines and " ".join(" ".join(lines).split()) == "short " + "word " * 30 + "x" * 100 + " y"  # nothing is lost
 
 
+def test_an_interval_stays_in_one_piece():
+    for width in range(20, 40):
+        assert "[0.94, 1.00]" in "\n".join(fitted(["the choice is kept in 60 of 60 texts [0.94, 1.00], random 0.02"], width))
+
+
 def test_findings_fit_80_columns(demo, capsys):
     assert main(["show", str(demo)]) == 0
     shown = capsys.readouterr().out
