@@ -304,8 +304,9 @@ class HeadScores:
         from safetensors.numpy import save_file
 
         about = {"name": self.name, "unit": self.unit, "sign": self.sign, "events": list(self.events), "meta": self.meta}
-        arrays, said = {"values": np.ascontiguousarray(self.values)}, json.dumps(about)
-        save_file(arrays, str(path), metadata={"about": said, "digest": fingerprint(arrays, said)})
+        arrays = {"values": np.ascontiguousarray(self.values)}
+        about["digest"] = fingerprint(arrays, json.dumps(about))
+        save_file(arrays, str(path), metadata={"about": json.dumps(about)})  # one key: safetensors writes several in any order
 
     @classmethod
     def load(cls, path: str | Path) -> HeadScores:
@@ -313,10 +314,9 @@ class HeadScores:
         from safetensors import safe_open
 
         with as_written(path, "it holds no head scores; HeadScores.save writes them"), safe_open(str(path), framework="numpy") as file:
-            said, values = file.metadata(), file.get_tensor("values")
-            if said.get("digest", "") not in ("", fingerprint({"values": values}, said["about"])):
+            about, values = json.loads(file.metadata()["about"]), file.get_tensor("values")
+            if about.pop("digest", "") not in ("", fingerprint({"values": values}, json.dumps(about))):
                 raise InputError(f"{path}: the scores were changed after they were saved; restore the file")
-            about = json.loads(said["about"])
             return cls(values, about["name"], about["unit"], about["sign"], tuple(about["events"]), about["meta"])
 
     def __repr__(self) -> str:
