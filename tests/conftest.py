@@ -9,7 +9,10 @@ import jaxtyping
 import pytest
 import torch
 
+from .shapes import check_shapes
+
 torch.set_num_threads(1)
+check_shapes("decisionheads")
 
 
 def random_hf(family: str, seed: int = 0, **changes):
