@@ -11,7 +11,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -219,8 +219,9 @@ class Parts:
         write(self._part(name), json.dumps({"written": written, "digest": digest(json.dumps(written))}) + "\n")
 
     def remove(self) -> None:
-        for path in sorted(self.folder.glob("*.json"), key=lambda p: p.name == "inputs.json"):  # what they were made from goes last
-            path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another process of this run may be removing it as well
+            for path in sorted(self.folder.glob("*.json"), key=lambda p: p.name == "inputs.json"):  # what they were made from goes last
+                path.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextmanager
@@ -246,8 +247,9 @@ class Parts:
             try:
                 yield
             finally:
-                if self.folder.is_dir() and not any(p.name != "inputs.json" for p in self.folder.iterdir()):
-                    self.remove()  # nothing was written
+                with suppress(FileNotFoundError):
+                    if not any(p.name != "inputs.json" for p in self.folder.iterdir()):
+                        self.remove()  # nothing was written
 
     def begin(self) -> None:
         if not (self.folder / "inputs.json").is_file():

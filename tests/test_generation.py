@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -214,6 +216,22 @@ def test_two_at_once_on_one_file_are_refused(tmp_path):
     with one.held():
         pass
     assert not one.folder.exists()  # where nothing was, nothing is left
+
+
+@pytest.mark.parametrize("looks", ["glob", "iterdir"])
+def test_parts_that_another_process_has_just_removed_are_gone(tmp_path, monkeypatch, looks):
+    """Processes that wrote one file together clear up together, and each may come last."""
+    parts = Parts(tmp_path / "t.jsonl", {})
+
+    def too_late(folder, *pattern):
+        shutil.rmtree(folder)
+        raise FileNotFoundError(folder)
+
+    with parts.held():
+        parts.save("t", [[1, 2], None])
+        monkeypatch.setattr(Path, looks, too_late)
+        parts.remove()
+    assert not parts.folder.exists()
 
 
 def test_a_decoder_that_takes_the_first_space_away_loses_nothing(notes, codes):
