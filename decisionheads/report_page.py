@@ -82,12 +82,12 @@ def _figure(figure: Figure) -> str:
     import plotly.graph_objects as go
 
     figure = go.Figure(figure)
+    name = "figure-" + hashlib.sha256(figure.to_json().encode()).hexdigest()[:12]  # the same run, the same page; by title, too: kinds may be alike otherwise
     lines = (figure.layout.title.text or "").split("<br>")
     top, height = figure.layout.margin.t or 100, figure.layout.height or 450
     freed = min(26 + 22 * len(lines), top - 12)
     figure.update_layout(title={"text": ""}, margin={"t": top - freed}, height=height - freed)
     narrowest = (figure.layout.meta or {}).get("narrowest", 340)
-    name = "figure-" + hashlib.sha256(figure.to_json().encode()).hexdigest()[:12]  # the same run, the same page
     drawn = figure.to_html(full_html=False, include_plotlyjs=False, div_id=name, config={"displayModeBar": False, "responsive": True})
     return f"<figure><figcaption>{escape(' '.join(lines))}</figcaption><div class=wide><div style='min-width:{int(narrowest)}px'>{drawn}</div></div></figure>"
 

@@ -143,7 +143,7 @@ def demo(tmp_path_factory, worker_id):
     with FileLock(f"{out}.lock"):
         if not (out / "report.html").is_file():
             with shapes_unchecked():
-                assert main(["demo", "--texts", "40", "--out", str(out)]) == 0
+                assert main(["demo", "--texts", "32", "--out", str(out)]) == 0
     return out
 
 

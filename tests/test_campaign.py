@@ -186,13 +186,19 @@ def test_the_same_command_prints_it_again_and_more_seeds_go_on_from_there(campai
     assert "made from other inputs (plan differ)" in capsys.readouterr().err
 
 
-def test_a_run_that_another_process_holds_is_left_to_it(campaign, files, tmp_path):
+def test_a_run_that_another_process_holds_is_left_to_it(tmp_path):
     path = tmp_path / "x.lock"
-    code = f"import sys; sys.path.insert(0, '.'); from decisionheads.distillation.campaign import held\nfrom pathlib import Path\nwith held(Path({str(path)!r})) as mine: print(mine)"
-    ask = lambda: subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()  # noqa: E731
-    with held(path) as mine:
-        assert mine and ask() == "False"
-    assert ask() == "True"
+    code = f"from decisionheads.distillation.campaign import held\nfrom pathlib import Path\nwhile input():\n  with held(Path({str(path)!r})) as mine: print(mine, flush=True)"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        def ask() -> str:
+            other.stdin.write("?\n")
+            other.stdin.flush()
+            return other.stdout.readline().strip()
+
+        with held(path) as mine:
+            assert mine and ask() == "False"
+        assert ask() == "True"
+        other.communicate("\n")
 
 
 def test_bad_input_is_one_sentence_before_anything_is_made(files, tmp_path, capsys):

@@ -65,10 +65,10 @@ def test_each_process_takes_its_share_and_all_have_all_results(tmp_path):
 
 
 def test_two_processes_give_the_tables_of_one(demo, tmp_path):
-    lines = (demo / "transcripts.jsonl").read_text().splitlines()[:24]
+    lines = (demo / "transcripts.jsonl").read_text().splitlines()[:14]
     (tmp_path / "t.jsonl").write_text("\n".join(lines) + "\n")
     command = ["-m", "decisionheads", "discover", "--model", str(ROOT / "decisionheads" / "tiny" / "llama"), "--transcripts", str(tmp_path / "t.jsonl"), "--labels", str(demo / "labels.csv"),
-               "--minimum", "3", "--caliper", "0.5", "--draws", "99", "--random-sets", "20", "--held-out", "6", "--cue", "\\ncue {number}:", "--device", "cpu"]
+               "--minimum", "2", "--caliper", "1", "--draws", "99", "--random-sets", "20", "--held-out", "4", "--cue", "\\ncue {number}:", "--device", "cpu"]
     alone = launch(*command, "--out", str(tmp_path / "one"), processes=1)
     shared = launch(*command, "--out", str(tmp_path / "two"))
     assert shared == alone and "region family" in alone  # the first process alone speaks

@@ -127,7 +127,7 @@ def cut_off(folder: Path, arguments: list[str]) -> tuple[subprocess.CompletedPro
 
 def test_the_demo_makes_no_attempt_at_a_network(tmp_path):
     """All of a run, model and report included, with the hub not declared offline."""
-    done, attempts = cut_off(tmp_path, ["-m", "decisionheads", "demo", "--texts", "40", "--out", "run"])
+    done, attempts = cut_off(tmp_path, ["-m", "decisionheads", "demo", "--texts", "12", "--out", "run"])
     assert done.returncode == 0 and (tmp_path / "run" / "report.html").is_file() and attempts == [], (done.stderr[-500:], attempts)
 
 

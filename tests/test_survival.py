@@ -27,7 +27,7 @@ from decisionheads.survey import split
 
 from .conftest import shapes_unchecked
 
-OPTIONS = dict(caliper=0.5, minimum=5, draws=499, random_sets=20, held_out=8, cue=tiny.CUE)
+OPTIONS = dict(caliper=1, minimum=2, draws=499, random_sets=20, held_out=4, cue=tiny.CUE)
 TABLES = (".csv", ".parquet", ".safetensors")
 
 
@@ -62,7 +62,7 @@ class Memory:
 
 @pytest.fixture(scope="module")
 def texts():
-    return tiny.generate(DecisionModel.from_pretrained(tiny.path("llama")), 32, seed=4)
+    return tiny.generate(DecisionModel.from_pretrained(tiny.path("llama")), 14, seed=4)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
     python -m tests.campaigns.kills                    (20 kills: within a quarter of an hour on two cores)
     python -m tests.campaigns.kills --sample 60        (as many as begin within a minute, at least two)
+    python -m tests.campaigns.kills --brief            (of a run without a cue, which takes half the time)
 
 The run is the demo of an embedded model with 12 texts, from its own generation to the report, cue included. A moment is drawn over
 the files that the untouched run wrote on its way, or (one in four) over the time it took; some kills are followed by a second one. Tables, sets, summary, splits and report must
@@ -24,14 +25,26 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-COMMAND = [sys.executable, "-m", "decisionheads", "demo", "--texts", "12"]
+DEMO = ["demo", "--texts", "12"]
 QUIET = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
 
 
-def run(out: Path, kill: Callable[[float], bool] = lambda seconds: False) -> tuple[int, str, int]:
-    """Run the demo until it ends, or until `kill` (of the seconds so far) says so: exit code, what it said, most files at once."""
+def discovery(folder: Path) -> list[str]:
+    """The discovery of twelve written texts, as a command."""
+    from decisionheads import DecisionModel, save_transcripts, tiny
+
+    texts = tiny.generate(DecisionModel.from_pretrained(tiny.path("llama")), 12, seed=1)
+    save_transcripts(texts, folder / "texts.jsonl")
+    space = tiny.labels()
+    (folder / "labels.csv").write_text("label,region\n" + "".join(f"{label},{space.region(label)}\n" for label in space.labels))
+    return ["discover", "--model", str(tiny.path("llama")), "--transcripts", str(folder / "texts.jsonl"), "--labels", str(folder / "labels.csv"),
+            "--minimum", "2", "--caliper", "1", "--draws", "99", "--random-sets", "20", "--held-out", "4"]
+
+
+def run(command: list[str], out: Path, kill: Callable[[float], bool] = lambda seconds: False) -> tuple[int, str, int]:
+    """Run a command until it ends, or until `kill` (of the seconds so far) says so: exit code, what it said, most files at once."""
     with tempfile.TemporaryFile("w+") as errors:
-        process, begun, most = subprocess.Popen([*COMMAND, "--out", str(out)], env=QUIET, stdout=subprocess.DEVNULL, stderr=errors), time.monotonic(), 0
+        process, begun, most = subprocess.Popen([sys.executable, "-m", "decisionheads", *command, "--out", str(out)], env=QUIET, stdout=subprocess.DEVNULL, stderr=errors), time.monotonic(), 0
         while process.poll() is None:
             most = max(most, files(out))
             if kill(time.monotonic() - begun):
@@ -71,11 +84,13 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sample", type=float, help="start no other kill after so many seconds (two are made at least)")
+    parser.add_argument("--brief", action="store_true", help="kill the discovery of twelve written texts instead of the whole demo")
     args = parser.parse_args()
     rng, differ = random.Random(args.seed), 0
     with tempfile.TemporaryDirectory() as folder:
+        command = discovery(Path(folder)) if args.brief else DEMO
         begun = time.monotonic()
-        code, said, most = run(Path(folder) / "untouched")
+        code, said, most = run(command, Path(folder) / "untouched")
         took = time.monotonic() - begun
         if code:
             raise SystemExit(f"the untouched run failed: {said}")
@@ -89,12 +104,12 @@ def main() -> int:
             out, seen = Path(folder) / f"killed-{n}", []
             for _ in range(1 + (rng.random() < 0.3)):
                 if rng.random() < 0.25:
-                    code, *_ = run(out, lambda seconds, moment=rng.uniform(0, took): seconds >= moment)
+                    code, *_ = run(command, out, lambda seconds, moment=rng.uniform(0, took): seconds >= moment)
                 else:
-                    code, *_ = run(out, lambda seconds, out=out, count=rng.randint(1, most): files(out) >= count)
+                    code, *_ = run(command, out, lambda seconds, out=out, count=rng.randint(1, most): files(out) >= count)
                 seen.append(state(out) if code else "nothing: it had ended")
                 kills += bool(code)
-            code, said, _ = run(out)
+            code, said, _ = run(command, out)
             wrong = sorted(k for k in {*expected, *hashes(out)} if expected.get(k) != hashes(out).get(k)) if code == 0 else [f"exit code {code}: {said[-300:]}"]
             differ += bool(wrong)
             print(f"{n + 1:3} killed after {', '.join(seen)}: {'same' if not wrong else 'DIFFERENT: ' + ', '.join(wrong)}", flush=True)
