@@ -89,6 +89,7 @@ def test_the_same_seed_gives_the_same_tables_and_order_changes_nothing(model, wr
     np.testing.assert_allclose(a["statistic"], b["statistic"], atol=1e-2)
 
 
+@pytest.mark.parametrize("family", ["llama"], indirect=True)
 def test_pseudo_events_find_no_heads(model, written, space):
     """Random null words called events: what is left is chance (benchmarks/pseudo_events.py runs 20 of these)."""
     some = written[:60]
@@ -217,6 +218,7 @@ def test_a_transcript_whose_rows_are_not_exact_is_set_aside(model, written, spac
     assert list(result.set_aside) == [written[7].id] and "packed rows differ" in result.set_aside[written[7].id]
 
 
+@pytest.mark.parametrize("family", ["llama"], indirect=True)
 def test_in_sixteen_bits_the_noise_floor_is_printed_and_effects_below_it_are_marked(space, tmp_path, written):
     from dataclasses import asdict
 

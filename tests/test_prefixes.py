@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from decisionheads import tiny
@@ -67,6 +68,7 @@ def test_texts_are_let_go_and_read_again(random_model, monkeypatch):
     assert first.layers is first.layers and sum(read) == 80  # kept now
 
 
+@pytest.mark.parametrize("family", ["llama"], indirect=True)
 def test_discovery_is_the_same_with_a_shared_prompt_and_a_small_budget(model, space, monkeypatch):
     """Every prompt opens with the same list: the tables are those of unshared texts."""
     shortest = 64 - 1

@@ -214,7 +214,7 @@ def test_one_text_without_memory_is_set_aside_and_counted(llama, texts, space, m
 
     monkeypatch.setattr(discovery, "survey", survey)
     with shapes_unchecked():
-        found = discover(llama, texts, space, together=False, caliper=0.5, minimum=5, draws=199)
+        found = discover(llama, texts, space, together=False, caliper=1, minimum=2, draws=199)
     assert list(found.set_aside) == [bad] and "out of memory while it was read" in found.set_aside[bad]
 
 
@@ -297,7 +297,7 @@ def test_effects_are_measured_once(llama, texts, space, monkeypatch):
     store, calls = Memory(), []
     monkeypatch.setattr(scoring, "measure", lambda *a, **k: calls.append(1) or measure(*a, **k))
     with shapes_unchecked():
-        discover(llama, texts, space, store=store, together=False, caliper=0.5, minimum=5, draws=199)
+        discover(llama, texts, space, store=store, together=False, caliper=1, minimum=2, draws=199)
         first, before = len(calls), len(store.parts)
-        discover(llama, texts, space, store=store, together=False, caliper=0.5, minimum=5, draws=199)
-    assert first == len(calls) and before == len(store.parts) > 10
+        discover(llama, texts, space, store=store, together=False, caliper=1, minimum=2, draws=199)
+    assert first == len(calls) and before == len(store.parts) >= 10
