@@ -52,6 +52,10 @@ def plain_hf(folder, dtype=torch.float32):
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=dtype).eval()
 
 
+# for whole runs: the second family is left to `pytest -m whole`
+FIRST_FAMILY = pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.whole)], indirect=True)
+
+
 @pytest.fixture(scope="session", params=["llama", "gpt2"])
 def family(request):
     return request.param

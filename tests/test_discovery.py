@@ -11,7 +11,7 @@ from decisionheads.null_tokens import first_generated, null_positions, template_
 from decisionheads.survey import match_kind, split, survey
 from decisionheads.transcripts import Transcript, encode
 
-from .conftest import shapes_unchecked
+from .conftest import FIRST_FAMILY, shapes_unchecked
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,7 @@ def found(family, model, written, space):
         return discover(model, written, space, seed=["llama", "gpt2"].index(family), caliper=0.5, minimum=10, draws=1999, random_sets=20, held_out=24)
 
 
+@FIRST_FAMILY
 def test_each_kind_has_heads_and_most_are_not_selected(found):
     assert set(found.kinds) == {"region", "label", "departure"} and not found.set_aside
     assert sum(len(result.selected) > 0 for result in found.kinds.values()) >= 2
@@ -33,6 +34,7 @@ def test_each_kind_has_heads_and_most_are_not_selected(found):
         assert np.isclose(result.table.query("selected").effect.min(), result.table.query("selected").effect.abs().min())  # all support
 
 
+@FIRST_FAMILY
 def test_the_sets_are_needed_and_enough_on_held_out_texts_and_random_sets_are_not(found):
     standing = found.standing
     assert set(standing.judged) == {*found.kinds, "global"} and len(standing.judged["global"].transcripts) == 24
@@ -45,6 +47,7 @@ def test_the_sets_are_needed_and_enough_on_held_out_texts_and_random_sets_are_no
     assert whole["sufficient"]["share"] >= 0.8 and whole["necessity"]["pooled"] >= 0.7 and whole["necessary"]["low"] < whole["necessary"]["share"]
 
 
+@FIRST_FAMILY
 def test_near_miss_heads_lose_their_effect_with_the_near_miss_and_not_with_the_list_and_the_reverse(found):
     near, region = found.standing.families.near_miss, found.standing.families.region
     assert 1 <= len(near) <= 5 and 1 <= len(region) <= 10
@@ -56,12 +59,14 @@ def test_near_miss_heads_lose_their_effect_with_the_near_miss_and_not_with_the_l
             assert blocked.removed("before softmax")[1] > 0.6 and abs(blocked.removed("other family's span")[1]) < 0.2, name
 
 
+@FIRST_FAMILY
 def test_sets_are_judged_on_texts_that_did_not_select_them(found):
     selection, evaluation = set(found.splits["selection"]), set(found.splits["evaluation"])
     for kind, s in found.standing.selections.items():
         assert s.seen <= selection and set(found.standing.judged[kind].transcripts) <= evaluation
 
 
+@FIRST_FAMILY
 def test_summaries_say_what_was_done(found):
     assert any("within 0.5 standard deviations" in note for note in found.warnings) and any("1999 permutations" in note for note in found.warnings)
     assert any("held against 20 random ones" in note for note in found.warnings)

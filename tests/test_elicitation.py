@@ -19,7 +19,7 @@ from decisionheads.transcripts import encode
 
 from . import oracle
 from .bpe import bpe, token
-from .conftest import plain_hf
+from .conftest import FIRST_FAMILY, plain_hf
 
 CUE = "\ncue {number}:"
 
@@ -338,6 +338,7 @@ def found(model, space):
     return elicitation_heads(model, tiny.generate(model, 28, seed=42), space, cue=CUE, most=60, where="answer", draws=999, minimum=10)
 
 
+@FIRST_FAMILY
 def test_the_heads_that_write_a_finding_down_are_found_in_the_first_two_layers(found, family):
     """What binds a step's number to its finding; and without them the region is lost where it was written at the cut."""
     writer = {"llama": (1, 4), "gpt2": (1, 7)}[family]

@@ -488,6 +488,7 @@ with working_together("cpu"):
 """
 
 
+@pytest.mark.whole
 def test_two_processes_train_as_one_with_twice_the_batch(targets, pool, tmp_path):
     targets.save(tmp_path / "targets.jsonl"), pool.save(tmp_path / "pool.json"), (tmp_path / "script.py").write_text(SCRIPT)
     for name, processes, batch in (("one", 1, 4), ("two", 2, 2)):

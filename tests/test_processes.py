@@ -64,6 +64,7 @@ def test_each_process_takes_its_share_and_all_have_all_results(tmp_path):
     assert zero[6] == one[6] == "rank 0" and zero[7] == []
 
 
+@pytest.mark.whole
 def test_two_processes_give_the_tables_of_one(demo, tmp_path):
     lines = (demo / "transcripts.jsonl").read_text().splitlines()[:14]
     (tmp_path / "t.jsonl").write_text("\n".join(lines) + "\n")
