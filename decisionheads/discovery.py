@@ -67,7 +67,7 @@ class KindResult(Viewed):
     summary: dict
 
     def __repr__(self) -> str:
-        return f"KindResult({self.table['kind'].iloc[0]}: {len(self.selected)} of {len(self.table)} heads selected: {some_heads(list(map(str, self.selected)))}; {self.calibration!r})"
+        return f"KindResult({self.table['kind'].iloc[0]}: {len(self.selected)} of {len(self.table)} heads selected: {some_heads(_ranked(self.table))}; {self.calibration!r})"
 
     def _rows(self):
         return _shown(self.table.head(MOST)), len(self.table)
@@ -108,13 +108,18 @@ class Discovery(Viewed):
         return pd.concat([r.table for r in self.kinds.values()], ignore_index=True)
 
     def __repr__(self) -> str:
-        found = "; ".join(f"{kind}: {', '.join(map(str, list(r.selected)[:4])) or 'none'}{' ...' if len(r.selected) > 4 else ''}" for kind, r in self.kinds.items())
+        found = "; ".join(f"{kind}: {', '.join(_ranked(r.table)[:4]) or 'none'}{' ...' if len(r.selected) > 4 else ''}" for kind, r in self.kinds.items())
         return f"Discovery({self.model.rstrip('/').rpartition('/')[2]}, {self.shape[0]} x {self.shape[1]} heads; selected {found})"
 
     def _rows(self):
         table = self.to_frame()
         selected = table[table["selected"]]
         return _shown(selected.head(2 * MOST)), len(selected)
+
+
+def _ranked(table: pd.DataFrame) -> list[str]:
+    """The selected heads, the strongest first."""
+    return [str(Head(r.layer, r.head)) for r in table[table["selected"]].itertuples()]
 
 
 def _shown(table: pd.DataFrame) -> list[dict]:

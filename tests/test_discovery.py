@@ -76,6 +76,8 @@ def test_summaries_say_what_was_done(found):
         assert s["knock_in"] is None if not s["set_size"] else s["knock_in"]["identity"] == 0.0 and s["knock_in"]["shift"] > abs(s["knock_in"]["random_shift"]) + 1
         assert seen["reference_agreement"]["resample"] > 0.5 and {"resample", "generated", "zero"} <= set(seen["reference_agreement"])
     assert "selected region" in repr(found) and len(found.to_frame()) == 96
+    best = found.kinds["region"].table.query("selected").iloc[0]
+    assert f"selected region: L{best.layer}H{best['head']}" in repr(found)  # the strongest first
     tables = found.standing.tables()
     assert set(tables) == {"texts", "phase_matrix", "references", "stability", "knock_in", "reads", "read_blocking"} and all(len(t) for t in tables.values())
     assert set(tables["references"]["reference"]) == {"mean", "resample", "generated", "zero", "from the answer on"}

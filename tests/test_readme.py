@@ -39,6 +39,6 @@ def test_the_readmes_blocks(tmp_path, monkeypatch):
     assert figure.layout.title.text.startswith("Region: L") and len(found.to_frame()) == 3 * 32
     assert "L3H6" in repr(found) and "L3H6" in found._repr_html_()
     scores = run(BLOCKS[1], names)
-    assert "not calibrated" in scores.layout.title.text
+    assert "not calibrated" in scores.layout.title.text.replace("<br>", " ")
     explorer = run(BLOCKS[2], names)
     assert "Explorer" in repr(explorer)
