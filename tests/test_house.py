@@ -116,3 +116,10 @@ def test_every_public_name_is_there():
 def test_modules_stay_readable():
     for path in HOUSE.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 350, path
+
+
+def test_planted_faults_fit_the_code():
+    """What `campaigns/planted_faults.py` replaces stands in the code, once."""
+    from .campaigns.faults import FAULTS
+
+    assert len(FAULTS) > 50 and [f.name for f in FAULTS if (HOUSE / f.file).read_text().count(f.right) != 1] == []
