@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import re
 import shutil
 from html.parser import HTMLParser
 
@@ -111,6 +112,8 @@ def test_figures_stand_under_captions_that_wrap():
     html, = figures(figure)
     assert "<figcaption>Finding &amp; &lt;b&gt;more&lt;/b&gt; words" in html and "min-width:500px" in html and figure.layout.title.text
     assert "class=deep" in claims(["    deep"], "heads")
+    of_kind = figures(*(layout(go.Figure(), f"{kind}: nothing stands out", "x", "y") for kind in ("Region", "Label")))
+    assert len({re.search(r'id="(figure-\w+)"', html)[1] for html in of_kind}) == 2  # or the second would be drawn over the first
 
 
 def test_whatever_comes_from_a_file_is_escaped_wherever_it_stands():
