@@ -14,6 +14,8 @@ from .heads import Head
 from .run_folder import open_run, read_table, whole
 from .views import Brief, Viewed
 
+COUNTS = ("set size", "heads selected one by one", "heads")  # figures that are whole numbers
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run(Brief):
@@ -76,13 +78,14 @@ class Comparison(Viewed):
 
     def __str__(self) -> str:
         a, b = self.names
-        cell = lambda v, lo, hi: "n/a" if not np.isfinite(v) else f"{v:.2f}" + (f" [{lo:.2f}, {hi:.2f}]" if np.isfinite(lo) else "")  # noqa: E731
+        cell = lambda v, lo, hi, digits: "n/a" if not np.isfinite(v) else f"{v:.{digits}f}" + (f" [{lo:.2f}, {hi:.2f}]" if np.isfinite(lo) else "")  # noqa: E731
         lines, last = [f"{'':37}{a[:20]:>20}{b[:20]:>22}"], ""
         for r in self.to_frame().itertuples():
             if r.about != last:
                 lines.append(r.about)
                 last = r.about
-            lines.append(f"  {r.figure:35}{cell(r.one, r.one_low, r.one_high):>20}{cell(r.other, r.other_low, r.other_high):>22}")
+            digits = 0 if r.figure in COUNTS else 2
+            lines.append(f"  {r.figure:35}{cell(r.one, r.one_low, r.one_high, digits):>20}{cell(r.other, r.other_low, r.other_high, digits):>22}")
         return "\n".join(lines)
 
 

@@ -21,6 +21,7 @@ from .branches import MEMORY, Branch
 from .calibration import Calibration, MatchedSets, Sets, bootstrap_interval, calibrate
 from .decisions import DecisionEvent, Kind
 from .heads import HeadSet, overlaps
+from .necessity import plain
 from .reads import Span, pooled_attention
 from .spans import Sinks, as_keys, control_windows, token_spans
 from .views import Brief, Viewed
@@ -181,7 +182,6 @@ class Families(Viewed):
 
     def summary(self) -> dict:
         """Families, depth and overlaps, as plain values."""
-        plain = lambda x: round(x, 4) if np.isfinite(x) else None  # noqa: E731
         return {**{name: {"heads": list(map(str, heads)), "depth": plain(self.depth(heads)), "layers": {str(k): v for k, v in heads.per_layer().items()}}
                    for name, heads in self.named.items()},
                 "both": list(map(str, self.both)), "overlaps": self.overlaps(),
