@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 
 import numpy as np
@@ -89,6 +89,7 @@ class Discovery(Viewed):
         splits: ids of the transcripts of each split.
         standing: what the selected heads do together, held out and with controls; None if it was not asked for.
         notes: how it went, such as where memory ran out; nothing that changes a number.
+        timings: stage -> seconds; of a run that went on, those since.
     """
 
     kinds: dict[Kind, KindResult]
@@ -102,6 +103,7 @@ class Discovery(Viewed):
     splits: dict[str, list[str]]
     standing: Standing | None
     notes: tuple[str, ...] = ()
+    timings: dict[str, float] = field(default_factory=dict)
 
     def to_frame(self) -> pd.DataFrame:
         """Every head of every kind."""
@@ -210,7 +212,8 @@ def _discover(model: DecisionModel, transcripts: Sequence[Transcript], labels: L
         seen = {**result.summary, **how}
         result.summary.clear()
         result.summary.update(held_out, selection=seen)
-    return Discovery(kinds, (model.n_layers, model.n_heads), model.name, asked, *tables, set_aside, tuple(notes), {name: [t.id for t in part] for name, part in parts.items()}, standing)
+    return Discovery(kinds, (model.n_layers, model.n_heads), model.name, asked, *tables, set_aside, tuple(notes), {name: [t.id for t in part] for name, part in parts.items()}, standing,
+                     timings={stage: round(seconds, 1) for stage, seconds in bar.seconds.items()})
 
 
 # -- conclusions ----------------------------------------------------------------------------------------

@@ -21,13 +21,14 @@ from tqdm import tqdm
 
 from ._processes import agreed, spread
 from .corpora.notes import Note
-from .errors import InputError
+from .errors import InputError, as_written
 from .labels import LabelSpace
 from .model import DecisionModel
 from .outputs import separate
 from .prefixes import Prefixes
 from .prompts import Layout, Prompt, Prompter
-from .run_folder import digest, read_json, versions, write
+from .provenance import digest, same_versions, versions
+from .run_folder import read_json, write
 from .task_score import task_score
 from .transcripts import Transcript, encode, save_transcripts
 from .views import Brief
@@ -195,7 +196,10 @@ class Parts:
     def __init__(self, out: Path, inputs: dict[str, Any]):
         self.folder, self.inputs = out.with_name(f".{out.name}.parts"), json.loads(json.dumps(inputs))
         if (self.folder / "inputs.json").is_file():
-            check_inputs(self.folder, read_json(self.folder / "inputs.json"), self.inputs, "remove it to begin again, or name another file")
+            begun, remedy = read_json(self.folder / "inputs.json"), "remove it to begin again, or name another file"
+            with as_written(self.folder / "inputs.json", remedy):
+                check_inputs(self.folder, dict(begun["inputs"]), self.inputs, remedy)
+                same_versions(self.folder, dict(begun["versions"]), remedy)
         elif self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise InputError(f"{self.folder} is there and does not say what it was made from; remove it")
 
@@ -242,7 +246,7 @@ class Parts:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise InputError(f"{self.folder.parent / self.folder.name[1:].removesuffix('.parts')} is being written by another process; wait for it") from None
-            if read_json(self.folder / "inputs.json") != self.inputs:
+            if read_json(self.folder / "inputs.json").get("inputs") != self.inputs:
                 raise InputError(f"{self.folder} was taken by another process; wait for it, or name another file")
             try:
                 yield
@@ -254,7 +258,7 @@ class Parts:
     def begin(self) -> None:
         if not (self.folder / "inputs.json").is_file():
             self.folder.mkdir(exist_ok=True)
-            write(self.folder / "inputs.json", json.dumps(self.inputs) + "\n")
+            write(self.folder / "inputs.json", json.dumps({"inputs": self.inputs, "versions": versions()}) + "\n")
 
 
 def check_inputs(path: Path, before: dict[str, Any], now: dict[str, Any], remedy: str) -> None:

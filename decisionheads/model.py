@@ -7,9 +7,7 @@ what cannot be done exactly.
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Iterable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +20,7 @@ from ._cache import Prefix
 from ._classic import Classic
 from ._hooked import Hooked
 from ._self_test import SelfTest, self_test
+from ._sources import first_line, locate, quiet
 from .decisions import DecisionEvent, Events
 from .errors import InputError
 from .events import find_events
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from .read_blocking import Blocked
     from .spans import Sinks
 
-SAFE = {"trust_remote_code": False}  # not said, transformers asks on the terminal whether to run code that lies beside a model
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -108,7 +106,8 @@ class DecisionModel:
         """Load a model folder, a `.gguf` file, or a hub name.
 
         Args:
-            name_or_path: what to load; a path is never looked up on the hub.
+            name_or_path: what to load; a path is never looked up on the hub. A hub name may end in
+                `@revision` (a branch, tag or commit).
             dtype: float32 (default), float64, float16 or bfloat16.
             device: a torch device; default: cuda if there is one, else cpu.
             tokenizer: another tokenizer than the one that lies beside the model.
@@ -120,13 +119,13 @@ class DecisionModel:
         if dtype not in DTYPES:
             raise InputError(f"unknown dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        where, extra = _locate(name_or_path)
+        where, extra = locate(name_or_path)
         with quiet():
             tokenizer = tokenizer if tokenizer is not None else cls.load_tokenizer(name_or_path)
             try:
                 model = AutoModelForCausalLM.from_pretrained(where, dtype=DTYPES[dtype], use_safetensors=True, **extra)  # other weights are pickles
             except Exception as error:
-                raise InputError(f"{name_or_path}: no causal language model could be loaded ({_first_line(error)}); give a folder with config.json and weights") from None
+                raise InputError(f"{name_or_path}: no causal language model could be loaded ({first_line(error)}); give a folder with config.json and weights") from None
             if random_weights:
                 torch.manual_seed(0)
                 model = AutoModelForCausalLM.from_config(model.config, dtype=DTYPES[dtype])
@@ -143,12 +142,12 @@ class DecisionModel:
         """The tokenizer that lies beside a model, without the model."""
         from transformers import AutoTokenizer
 
-        where, extra = _locate(name_or_path)
+        where, extra = locate(name_or_path)
         with quiet():
             try:
                 tokenizer = AutoTokenizer.from_pretrained(where, **extra)
             except Exception as error:
-                raise InputError(f"{name_or_path}: no tokenizer could be loaded ({_first_line(error)}); put the tokenizer's files beside the model") from None
+                raise InputError(f"{name_or_path}: no tokenizer could be loaded ({first_line(error)}); put the tokenizer's files beside the model") from None
         tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True  # lengths are checked, and refused, where texts are used
         return tokenizer
 
@@ -157,12 +156,12 @@ class DecisionModel:
         """The most tokens that a model can take, without loading the model; None where its config names no limit."""
         from transformers import AutoConfig
 
-        where, extra = _locate(name_or_path)
+        where, extra = locate(name_or_path)
         with quiet():
             try:
                 config = AutoConfig.from_pretrained(where, **extra)
             except Exception as error:
-                raise InputError(f"{name_or_path}: no config could be loaded ({_first_line(error)}); give a folder with config.json and weights") from None
+                raise InputError(f"{name_or_path}: no config could be loaded ({first_line(error)}); give a folder with config.json and weights") from None
         return getattr(config.get_text_config(), "max_position_embeddings", None)
 
     def __repr__(self) -> str:
@@ -247,21 +246,6 @@ class DecisionModel:
 # -- loading ------------------------------------------------------------------------------------
 
 
-def _locate(name_or_path: str | Path) -> tuple[str, dict]:
-    """What to hand to transformers: a folder, or a folder and its GGUF file, or a hub name."""
-    path = Path(name_or_path)
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise InputError(f"{path}: no such GGUF file; give one that is there")
-        return str(path.parent), {"gguf_file": path.name, **SAFE}
-    if path.is_dir():
-        return str(path), dict(SAFE)
-    name = str(name_or_path)
-    if path.is_absolute() or name.startswith((".", "~")) or name.endswith("/") or name.count("/") > 1:
-        raise InputError(f"{path}: no such model folder; give one that is there, or a hub name")
-    return name, dict(SAFE)
-
-
 def _sharing_copy(model):
     """A copy of a Hugging Face model on the same weights that runs sdpa attention.
 
@@ -284,7 +268,7 @@ def _bridge(model):
     try:
         return build_bridge_from_module(model, type(model).__name__, hf_config=model.config)
     except (ValueError, KeyError, RuntimeError, AttributeError) as error:
-        raise InputError(f"{type(model).__name__}: transformer-lens builds no bridge for this architecture ({_first_line(error)})") from None
+        raise InputError(f"{type(model).__name__}: transformer-lens builds no bridge for this architecture ({first_line(error)})") from None
 
 
 def _classic_class() -> list[type]:
@@ -300,28 +284,3 @@ def _classic(model) -> Classic:
     from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache
 
     return Classic(model, TransformerLensKeyValueCache.init_cache)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:160].rstrip(".")
-
-
-@contextmanager
-def quiet():
-    """Keep library chatter off the terminal while models are loaded and saved; the caller's log level comes back."""
-    from transformers.utils import logging as hf_logging
-
-    level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    hub = logging.getLogger("huggingface_hub")
-    hub_level = hub.level
-    hub.setLevel(logging.ERROR)
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        hf_logging.set_verbosity(level)
-        hub.setLevel(hub_level)
-        if bars:
-            hf_logging.enable_progress_bar()
-

@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from .heads import HeadSet
-from .run_folder import hash_file, open_run, read_json, read_table, whole
+from .provenance import hash_file
+from .run_folder import open_run, read_json, read_table, whole
 
 
 def check_run(folder: Path) -> list[str]:

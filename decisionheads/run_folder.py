@@ -15,15 +15,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import platform
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +30,7 @@ from ._reading import fingerprint, strict_json
 from .errors import InputError, as_written
 from .heads import HeadScores
 from .necessity import plain
+from .provenance import digest, hash_file, machine, same_versions, versions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,27 +38,6 @@ if TYPE_CHECKING:
     from .discovery import Discovery
 
 TABLES = (".csv", ".json", ".jsonl", ".parquet", ".safetensors")  # what a manifest vouches for
-PACKAGES = ("decisionheads", "torch", "transformers", "transformer-lens", "numpy", "scipy", "statsmodels", "tokenizers")
-
-
-def digest(*parts: bytes | str) -> str:
-    """A content hash of some parts, in order."""
-    found = hashlib.sha256()
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        found.update(len(data).to_bytes(8, "big"))
-        found.update(data)
-    return found.hexdigest()[:16]
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "unknown"
-    return found
 
 
 def write(path: Path, content: bytes | str) -> None:
@@ -95,7 +72,7 @@ class RunFolder:
         """Make the folder; done with the first thing that is worth keeping."""
         self.path.mkdir(parents=True, exist_ok=True)
         if not (self.path / "run.json").is_file():
-            write(self.path / "run.json", json.dumps({"inputs": self.inputs, "finished": False}, indent=1) + "\n")
+            write(self.path / "run.json", json.dumps({"inputs": self.inputs, "finished": False, "versions": versions()}, indent=1) + "\n")
         self.parts.mkdir(exist_ok=True)
 
     @staticmethod
@@ -120,6 +97,9 @@ class RunFolder:
             if before != now:
                 other = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
                 raise InputError(f"{path} was made from other inputs ({', '.join(other)} differ); name a new folder")
+            if known.get("finished") is not True:
+                with as_written(manifest, "name a new folder"):
+                    same_versions(path, dict(known["versions"]), "name a new folder")
 
     @property
     def finished(self) -> bool:
@@ -155,7 +135,7 @@ class RunFolder:
         self.kept.mkdir(parents=True, exist_ok=True)
         self.save_part(f"kept/{name}", arrays, self.kept)
 
-    def finish(self, found: Discovery, timings: dict[str, float], report: Callable[[Path], str] | None = None) -> None:
+    def finish(self, found: Discovery, timings: dict[str, Any], report: Callable[[Path], str] | None = None, device: str = "cpu") -> None:
         """Write the tables, then the report, then mark the run finished."""
         import io
 
@@ -180,7 +160,7 @@ class RunFolder:
 
         write(self.path / "null_max.safetensors", save({k: v for k, v in nulls.items() if len(v)} or {"none": np.zeros(1, np.float32)}))
         manifest = {"inputs": self.inputs, "finished": True, "model": found.model, "layers": found.shape[0], "heads": found.shape[1],
-                    "options": asdict(found.options), "versions": versions(), "machine": f"{platform.machine()} {platform.system()}",
+                    "options": asdict(found.options), "versions": versions(), "machine": machine(device),
                     "splits": found.splits, "timings": timings, "warnings": list(found.warnings), "notes": list(found.notes)}
         manifest["files"] = {path.name: hash_file(path) for path in sorted(self.path.iterdir()) if path.suffix in TABLES and path.name != "run.json"}
         if report is not None:
@@ -270,22 +250,3 @@ def read_table(path: Path) -> pd.DataFrame:
 def table_records(path: Path) -> list[dict]:
     """The rows of a table for JSON: None where a cell is empty."""
     return json.loads(read_table(path).to_json(orient="records"))
-
-
-def hash_file(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def hash_files(paths: Sequence[Path]) -> str:
-    """A content hash of files, by name and bytes."""
-    return digest(*(part for p in paths for part in (p.name, hashlib.sha256(p.read_bytes()).hexdigest())))
-
-
-def model_hash(model: str) -> str:
-    """Of a folder's files or a GGUF file; of the name, for a hub name."""
-    path = Path(model)
-    if path.is_dir():
-        return hash_files(sorted(p for p in path.iterdir() if p.is_file()))
-    return hash_files([path]) if path.is_file() else digest(model)

@@ -25,8 +25,9 @@ from .generation import Generating, Parts, finish, finished, generate, make_prom
 from .labels import LabelSpace, read_rows
 from .model import DecisionModel
 from .null_tokens import first_generated
+from .provenance import hash_files, model_hash
 from .report import build_report
-from .run_folder import RunFolder, hash_files, model_hash, open_run, read_table, whole, write
+from .run_folder import RunFolder, open_run, read_table, whole, write
 from .survey import Options
 from .task_score import TaskScore, task_score
 from .transcripts import Transcript, encode, load_transcripts, save_transcripts
@@ -72,7 +73,7 @@ def run(model: DecisionModel, texts: Sequence[Transcript], space: LabelSpace, ou
         if first():
             if with_text:
                 write(out / "example.json", json.dumps(example(found, model, texts)) + "\n")
-            store.finish(found, {"discover_seconds": round(time.time() - started, 1)}, build_report)
+            store.finish(found, {"seconds": round(time.time() - started, 1), "stages": found.timings}, build_report, str(model.hooked.device))
     return open_run(out) if first() else None
 
 

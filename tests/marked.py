@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 from decisionheads import HeadSet, Transcript, tiny
-from decisionheads.run_folder import model_hash
+from decisionheads.provenance import model_hash
 from decisionheads.transcripts import Span
 
 from .test_corpora import EVENTS, chart_files, codiesp_release, mark, table

@@ -177,7 +177,14 @@ def test_arms_of_a_seed_start_alike_and_see_the_same_texts_in_the_same_order(cam
 
 def test_the_same_command_prints_it_again_and_more_seeds_go_on_from_there(campaign, files, capsys):
     before = (campaign / "llama-student" / "cot-0" / "result.json").stat().st_mtime_ns
+    state = json.loads((campaign / "run.json").read_text())
+    (campaign / "run.json").write_text(json.dumps(state | {"versions": state["versions"] | {"torch": "1.0"}}))
     with shapes_unchecked():
+        assert main(command(files, campaign, "--seeds", "1", "--arms", "cot,mistill", students=("llama-student", "gpt2-student"))) == 0  # nothing is to be made
+        assert json.loads((campaign / "run.json").read_text())["versions"]["torch"] == "1.0" and capsys.readouterr().out
+        assert main(command(files, campaign, "--seeds", "1", "--arms", "cot,mistill,shuffled", students=("llama-student", "gpt2-student"))) == 2
+        assert "begun with other versions (torch 1.0, now" in capsys.readouterr().err
+        (campaign / "run.json").write_text(json.dumps(state))
         assert main(command(files, campaign, "--seeds", "1", "--arms", "cot,mistill,shuffled", students=("llama-student", "gpt2-student"))) == 0
     said = capsys.readouterr().out
     assert "6 of 6 runs are done" in said and "no claim" in said.lower() and "task at matched precision" in said

@@ -86,7 +86,7 @@ def test_a_killed_run_continues_to_the_same_tables(files, run_on_files, tmp_path
     whole, again = run_on_files[0], tmp_path / "again"
     (again / "parts").mkdir(parents=True)
     manifest = json.loads((whole / "run.json").read_text())
-    (again / "run.json").write_text(json.dumps({"inputs": manifest["inputs"], "finished": False}))
+    (again / "run.json").write_text(json.dumps({"inputs": manifest["inputs"], "versions": manifest["versions"], "finished": False}))
     for part in sorted((whole / "parts").iterdir())[:5]:
         shutil.copy(part, again / "parts")
     measured = []

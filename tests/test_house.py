@@ -12,8 +12,8 @@ import pytest
 HOUSE = Path(__file__).parent.parent / "decisionheads"
 FLOORS = [
     ["errors", "views", "_reading", "_examples", "_options", "_progress", "_processes", "words"],
-    ["_keeping"],
-    ["heads", "label_trie", "decisions", "outputs"],
+    ["_keeping", "_sources"],
+    ["heads", "label_trie", "decisions", "outputs", "provenance"],
     ["labels"],
     ["transcripts", "calibration"],
     ["corpora"],

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from decisionheads import InputError
+from decisionheads.provenance import digest
 from decisionheads.report import _example
-from decisionheads.run_folder import RunFolder, digest, open_run, write
+from decisionheads.run_folder import RunFolder, open_run, write
 
 
 def test_parts_come_back_as_they_were(tmp_path):

@@ -27,6 +27,8 @@ def test_two_runs_side_by_side(demo, tmp_path, capsys):
     assert main(["compare", str(demo), str(other), "--figure", str(tmp_path / "both.html")]) == 0
     shown = capsys.readouterr().out
     assert "llama (1)" in shown and "0.12 [" in shown and "phase matrix" in shown and "region family" in shown
+    sizes = [line.split()[-2:] for line in shown.splitlines() if line.startswith(("  set size", "  heads "))]
+    assert len(sizes) >= 8 and all(x.isdigit() for pair in sizes for x in pair)  # counts are whole numbers
     page = (tmp_path / "both.html").read_text()
     assert "Global sets: " in page and 'src="http' not in page
     table = compare(demo, other).to_frame().set_index(["about", "figure"])

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from .._processes import agreed, first
+from .._sources import locate, quiet
 from ..errors import InputError
 from ..labels import LabelSpace
-from ..model import DecisionModel, quiet
+from ..model import DecisionModel
 from .pool import Pool
 from .targets import Targets, misdirected, shuffled
 
@@ -98,8 +99,9 @@ def train_student(student: str, out: Path, name: str, targets: Targets, pool: Po
     tokenizer = DecisionModel.load_tokenizer(student)
     data, lost = examples(targets, labels, tokenizer, heads, DecisionModel.load_context(student))
     set_seed(seed)
+    where, extra = locate(student)
     with quiet():
-        model = AutoModelForCausalLM.from_pretrained(student, trust_remote_code=False, use_safetensors=True, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(where, use_safetensors=True, dtype=torch.float32, **extra)
     if training.lora:
         model = _with_adapters(model, training.lora)
     batch = training.batch * training.accumulate

@@ -29,7 +29,8 @@ from ..errors import InputError
 from ..heads import HeadSet
 from ..labels import LabelSpace
 from ..model import DecisionModel
-from ..run_folder import RunFolder, hash_files, model_hash, open_run, read_json, versions, whole, write
+from ..provenance import hash_files, model_hash, same_versions, versions
+from ..run_folder import RunFolder, open_run, read_json, whole, write
 from ..spans import Sinks
 from ..transcripts import Transcript
 from .arms import ARMS, MORE_ARMS, Training, train_student
@@ -171,11 +172,17 @@ class Campaign:
         return [(student, arm, seed) for seed in range(self.plan.seeds) for student in self.students for arm in self.plan.arms]
 
     def train(self, say: Callable[[str], None] = lambda line: None) -> bool:
-        """Make every run that is not done and that nobody else holds; whether all are done now."""
+        """Make every run that is not done and that nobody else holds; whether all are done now.
+
+        Raises:
+            InputError: where other versions made the runs that are there.
+        """
         if first():
             self.out.mkdir(parents=True, exist_ok=True)
             if not (self.out / "run.json").is_file():
                 write(self.out / "run.json", json.dumps({"inputs": self.inputs, "finished": False, "versions": versions()}, indent=1) + "\n")
+            if not self.done:
+                same_versions(self.out, read_json(self.out / "run.json").get("versions", {}), "name a new folder")
         with held(self.out / ".targets.lock", wait=True):
             targets = self.targets()
             self.targets(held_out=True)
@@ -198,6 +205,11 @@ class Campaign:
                 train_student(self.students[student], folder, arm, targets, self.pool(student), self.labels, self.plan.training, seed, device=self.device, progress=self.progress)
                 self.judged(folder / "result.json", str(folder / "model"))
                 self.moved(folder / "reads.json", student, str(folder / "model"))
+        return self.done
+
+    @property
+    def done(self) -> bool:
+        """Whether every run is there."""
         return all((self.out / student / f"{arm}-{seed}" / "reads.json").is_file() for student, arm, seed in self.runs())
 
     def tables(self) -> dict[str, pd.DataFrame]:

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._sources import locate, quiet
 from ..decisions import Kind
 from ..errors import InputError
 from ..heads import HeadSet
 from ..labels import LabelSpace
-from ..model import DecisionModel, quiet
+from ..model import DecisionModel
 from .groups import GROUPS
 from .loss import floored
 from .pool import Pool
@@ -48,8 +49,9 @@ def held_out_distance(student: str, pool: Pool, targets: Targets, labels: LabelS
 
     tokenizer = DecisionModel.load_tokenizer(student)
     data, _ = examples(targets, labels, tokenizer, pool, DecisionModel.load_context(student))
+    where, extra = locate(student)
     with quiet():
-        model = AutoModelForCausalLM.from_pretrained(student, trust_remote_code=False, use_safetensors=True).eval()
+        model = AutoModelForCausalLM.from_pretrained(where, use_safetensors=True, **extra).eval()
     kinds = all_kinds(pool)
     heads: Mapping[Kind, HeadSet] = {kind: pool.heads[kind] for kind in kinds}
     watched, collate = EventAttention(model, heads), Collator(0, kinds)

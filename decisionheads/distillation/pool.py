@@ -18,7 +18,8 @@ from ..labels import LabelSpace
 from ..model import DecisionModel
 from ..necessity import few_random_sets
 from ..null_tokens import template_ids
-from ..run_folder import digest, read_json, write
+from ..provenance import digest
+from ..run_folder import read_json, write
 from ..spans import Sinks, find_sinks
 from ..survey import Options, split, survey
 from ..transcripts import Transcript, encode

@@ -23,8 +23,8 @@ from ..heads import HeadSet
 from ..labels import LabelSpace, read_jsonl
 from ..model import DecisionModel
 from ..phases import LEAST_MASS
+from ..provenance import digest
 from ..reads import pooled_attention
-from ..run_folder import digest
 from ..spans import Sinks
 from ..transcripts import Encoded, Transcript, encode
 from ..views import Brief, Viewed

@@ -14,7 +14,8 @@ import pandas as pd
 from .._processes import agreed, first, working_together
 from ..errors import InputError
 from ..model import DecisionModel
-from ..run_folder import hash_files, model_hash, read_json, versions, write
+from ..provenance import hash_files, model_hash, versions
+from ..run_folder import read_json, write
 from ..transcripts import Transcript, encode, load_transcripts
 from ..words import fitted
 from ..workflow import check_device, check_usable, load_space, own_device
@@ -61,7 +62,7 @@ def distill_files(teacher: str, run: Path, transcripts: Path, held_out: Path, la
             return None
         said = conclude(out, names, campaign.runs())
         if done:
-            write(out / "run.json", json.dumps({"inputs": campaign.inputs, "finished": True, "versions": versions()}, indent=1) + "\n")
+            write(out / "run.json", json.dumps(read_json(out / "run.json") | {"finished": True}, indent=1) + "\n")
         return said, done
 
 

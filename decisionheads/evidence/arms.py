@@ -14,7 +14,8 @@ from ..generation import Generating, beside
 from ..heads import Head, HeadSet
 from ..labels import read_jsonl
 from ..prompts import Layout
-from ..run_folder import model_hash, open_run, read_json, read_table, whole
+from ..provenance import model_hash
+from ..run_folder import open_run, read_json, read_table, whole
 from ..spans import Sinks
 from ..transcripts import Transcript, load_transcripts
 from .reading import Arm

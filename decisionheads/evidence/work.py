@@ -27,7 +27,8 @@ from ..generation import Generating
 from ..labels import LabelSpace
 from ..model import DecisionModel
 from ..prefixes import Prefixes
-from ..run_folder import RunFolder, hash_files, model_hash, read_json, read_table, table_records, versions, write
+from ..provenance import hash_files, model_hash, versions
+from ..run_folder import RunFolder, read_json, read_table, table_records, write
 from ..transcripts import Encoded, encode, prompt_ids
 from ..views import Brief
 from ..words import fitted

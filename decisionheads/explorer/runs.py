@@ -15,7 +15,8 @@ from ..labels import LabelSpace
 from ..model import DecisionModel, Reading
 from ..null_tokens import template_ids
 from ..prefixes import Prefixes
-from ..run_folder import model_hash, open_run, read_json
+from ..provenance import model_hash
+from ..run_folder import open_run, read_json
 from ..survey import Options, survey
 from ..transcripts import Transcript, encode, prompt_ids
 from .bench import Bench

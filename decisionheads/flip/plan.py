@@ -22,7 +22,8 @@ from ..generation import Generating
 from ..labels import LabelSpace
 from ..model import DecisionModel
 from ..prompts import Layout, Prompt
-from ..run_folder import digest, hash_files, model_hash, read_json, read_table, versions, write
+from ..provenance import digest, hash_files, model_hash, versions
+from ..run_folder import read_json, read_table, write
 from ..workflow import load_space
 from .edits import COVER, ROUTES, Route, Wording
 from .outcomes import Case, Source, cases_of, prompts_of, sources_of

@@ -25,7 +25,8 @@ from ..generation import Generating, Parts, generate
 from ..labels import LabelSpace
 from ..model import DecisionModel
 from ..prompts import Prompt
-from ..run_folder import RunFolder, read_json, read_table, table_records, versions, write
+from ..provenance import versions
+from ..run_folder import RunFolder, read_json, read_table, table_records, write
 from ..transcripts import Transcript
 from ..words import fitted
 from ..workflow import check_device, load_space, own_device
