@@ -14,19 +14,20 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 DEMO = ["demo", "--texts", "12"]
-QUIET = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+# a server imports these once and forks a process for each run, which is then killed as any other: half of a short run is imports
+IMPORTED = ["decisionheads.workflow", "decisionheads.cli", "transformer_lens.model_bridge"]
+PROCESSES = multiprocessing.get_context("forkserver")
 
 
 def discovery(folder: Path) -> list[str]:
@@ -41,18 +42,32 @@ def discovery(folder: Path) -> list[str]:
             "--minimum", "2", "--caliper", "1", "--draws", "99", "--random-sets", "20", "--held-out", "4"]
 
 
-def run(command: list[str], out: Path, kill: Callable[[float], bool] = lambda seconds: False) -> tuple[int, str, int]:
-    """Run a command until it ends, or until `kill` (of the seconds so far) says so: exit code, what it said, most files at once."""
-    with tempfile.TemporaryFile("w+") as errors:
-        process, begun, most = subprocess.Popen([sys.executable, "-m", "decisionheads", *command, "--out", str(out)], env=QUIET, stdout=subprocess.DEVNULL, stderr=errors), time.monotonic(), 0
-        while process.poll() is None:
+def run(command: list[str], out: Path, kill: Callable[[float], bool] = lambda seconds: False) -> tuple[int, str, int, float]:
+    """Run a command until it ends, or until `kill` (of the seconds so far) says so: exit code, what it said, most files at once, seconds."""
+    with tempfile.NamedTemporaryFile("r") as errors:
+        process, most = PROCESSES.Process(target=program, args=([*command, "--out", str(out)], errors.name)), 0
+        process.start()
+        begun = time.monotonic()
+        while process.is_alive():
             most = max(most, files(out))
             if kill(time.monotonic() - begun):
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-            time.sleep(0.01)
-        errors.seek(0)
-        return process.returncode, errors.read(), most
+                process.kill()
+            process.join(0.01)
+        return process.exitcode, errors.read(), most, time.monotonic() - begun
+
+
+def program(command: list[str], errors: str) -> None:
+    """The program in a process of its own, on one thread; what it says on stderr goes into a file."""
+    import torch
+    import tqdm
+
+    from decisionheads.cli import main
+
+    torch.set_num_threads(1)
+    tqdm.tqdm.set_lock(threading.RLock())  # tqdm's own is shared between processes, and one that is killed leaves it behind
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(errors, os.O_WRONLY), 2)
+    raise SystemExit(main(command))
 
 
 def files(out: Path) -> int:
@@ -86,12 +101,12 @@ def main() -> int:
     parser.add_argument("--sample", type=float, help="start no other kill after so many seconds (two are made at least)")
     parser.add_argument("--brief", action="store_true", help="kill the discovery of twelve written texts instead of the whole demo")
     args = parser.parse_args()
+    os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", TQDM_DISABLE="1")
+    PROCESSES.set_forkserver_preload(IMPORTED)
     rng, differ = random.Random(args.seed), 0
     with tempfile.TemporaryDirectory() as folder:
         command = discovery(Path(folder)) if args.brief else DEMO
-        begun = time.monotonic()
-        code, said, most = run(command, Path(folder) / "untouched")
-        took = time.monotonic() - begun
+        code, said, most, took = run(command, Path(folder) / "untouched")
         if code:
             raise SystemExit(f"the untouched run failed: {said}")
         expected = hashes(Path(folder) / "untouched")
@@ -109,7 +124,7 @@ def main() -> int:
                     code, *_ = run(command, out, lambda seconds, out=out, count=rng.randint(1, most): files(out) >= count)
                 seen.append(state(out) if code else "nothing: it had ended")
                 kills += bool(code)
-            code, said, _ = run(command, out)
+            code, said, *_ = run(command, out)
             wrong = sorted(k for k in {*expected, *hashes(out)} if expected.get(k) != hashes(out).get(k)) if code == 0 else [f"exit code {code}: {said[-300:]}"]
             differ += bool(wrong)
             print(f"{n + 1:3} killed after {', '.join(seen)}: {'same' if not wrong else 'DIFFERENT: ' + ', '.join(wrong)}", flush=True)
