@@ -14,6 +14,9 @@ from decisionheads._hooked import Hooked
 from .families import FAMILIES, engine, parity
 
 EXACT = 2e-5  # logits, float32
+# Linear attention runs in chunks over a text and step by step from a cache: two algorithms, up to 2e-5 apart in the plain
+# model itself on one processor; on another the engine was seen 7e-5 from the oracle.
+RECURRENT = 2e-4
 DEFAULT = ["Gemma 3", "GPT-OSS", "DeepSeek V3", "Bloom"]  # windows, sinks and experts, latent attention, ALiBi
 SLOW = ["Falcon ALiBi", "Bloom", "MPT", "GPT-Neo", "Qwen3-Next"]
 REFUSED = ["Falcon 40B", "Mamba"]
@@ -37,13 +40,18 @@ def small():
     return get
 
 
+def exact(name: str) -> float:
+    """How far the engine may be from the oracle."""
+    return RECURRENT if name == "Qwen3-Next" else EXACT
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_every_head_tokens_and_blocked_reads_equal_the_oracle(small, name):
     hf, hooked, tested = small(name)
     assert tested.verdict == ("slow" if name in SLOW else "exact"), tested.reason
-    found = parity(hf, hooked, tested)
-    assert found.worst <= EXACT
-    assert found.least > 100 * EXACT  # no reference is zero
+    found, bound = parity(hf, hooked, tested), exact(name)
+    assert found.worst <= bound
+    assert found.least > 100 * bound  # no reference is zero
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -60,7 +68,7 @@ def test_parity_fails_when_something_is_broken(small, name, broken, monkeypatch)
         monkeypatch.setattr(Hooked, "run", lambda self, p, rows, *a, **k: real(self, p, replace(rows, branch=torch.zeros_like(rows.branch)), *a, **k))
     else:
         monkeypatch.setattr(Hooked, "run", lambda self, p, rows, *a, **k: real(self, p, replace(rows, positions=rows.positions + 3), *a, **k))
-    assert parity(hf, hooked, tested).worst > 100 * EXACT
+    assert parity(hf, hooked, tested).worst > 100 * exact(name)
 
 
 @pytest.mark.families
