@@ -4,6 +4,7 @@ import os
 from contextlib import contextmanager
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # two threads beside another test process would spin for the core that they wait for
 
 import jaxtyping
 import pytest

@@ -79,11 +79,19 @@ def test_discover_on_files_equals_the_demo(demo, files, run_on_files, capsys):
     assert "was made from other inputs (options differ)" in capsys.readouterr().err
 
 
-def test_a_killed_run_continues_to_the_same_tables(files, run_on_files, tmp_path, monkeypatch):
+def first(files, n: int, folder):
+    """The first texts, as a file."""
+    (folder / "some.jsonl").write_text("".join((files / "t.jsonl").read_text().splitlines(keepends=True)[:n]))
+    return folder / "some.jsonl"
+
+
+def test_a_killed_run_continues_to_the_same_tables(files, tmp_path, monkeypatch):
     """Parts that are done are taken as they are; the tables come out byte for byte."""
     from decisionheads import scoring
 
-    whole, again = run_on_files[0], tmp_path / "again"
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    some, options = first(files, 14, tmp_path), ["--caliper", "1", "--minimum", "2", "--draws", "99", "--random-sets", "20", "--held-out", "4"]
+    assert discover(files, whole, *options, transcripts=some) == 0
     (again / "parts").mkdir(parents=True)
     manifest = json.loads((whole / "run.json").read_text())
     (again / "run.json").write_text(json.dumps({"inputs": manifest["inputs"], "versions": manifest["versions"], "finished": False}))
@@ -92,7 +100,7 @@ def test_a_killed_run_continues_to_the_same_tables(files, run_on_files, tmp_path
     measured = []
     real = scoring.measure
     monkeypatch.setattr(scoring, "measure", lambda *a, **k: measured.append(1) or real(*a, **k))
-    assert discover(files, again, *AS_THE_DEMO) == 0
+    assert discover(files, again, *options, transcripts=some) == 0
     assert len(measured) == len(list((whole / "parts").iterdir())) - 5
     tables = [p.name for p in whole.iterdir() if p.suffix == ".csv"]
     assert len(tables) >= 9
@@ -102,13 +110,14 @@ def test_a_killed_run_continues_to_the_same_tables(files, run_on_files, tmp_path
 
 
 def test_every_option_of_discover_changes_something(files, demo, tmp_path, capsys):  # B2
-    base = ["--caliper", "0.5", "--minimum", "5", "--draws", "199", "--single-heads"]
-    assert discover(files, tmp_path / "base", *base) == 0
+    some = first(files, 16, tmp_path)
+    base = ["--caliper", "0.5", "--minimum", "2", "--draws", "199", "--single-heads"]
+    assert discover(files, tmp_path / "base", *base, transcripts=some) == 0
     capsys.readouterr()
     reference = (tmp_path / "base" / "heads.csv").read_bytes()
     for i, more in enumerate((["--kinds", "region"], ["--alpha", "0.5"], ["--seed", "3"], ["--draws", "299"])):
         out = tmp_path / str(i)
-        assert discover(files, out, *base, *more) == 0
+        assert discover(files, out, *base, *more, transcripts=some) == 0
         assert (out / "heads.csv").read_bytes() != reference, more
 
 

@@ -15,7 +15,7 @@ from decisionheads import DecisionModel, discover, tiny
 from .conftest import shapes_unchecked
 
 ROUNDING = 1e-4  # logits: what threads and packs may do to an effect in float32
-OPTIONS = dict(together=False, caliper=0.5, minimum=3, draws=999)
+OPTIONS = dict(together=False, caliper=0.5, minimum=2, draws=999)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def llama():
 
 @pytest.fixture(scope="module")
 def texts(llama):
-    return tiny.generate(llama, 30, seed=6)
+    return tiny.generate(llama, 18, seed=6)
 
 
 @pytest.fixture(scope="module")

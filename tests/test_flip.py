@@ -325,8 +325,10 @@ def test_arms_that_do_not_differ_read_so(run, capsys):
     between = pd.read_csv(run / "flip.csv").query("against == 'llama'")
     assert len(between) == 6 and between.verdict.str.startswith("no improvement detected, ").all() and said.count("llama-student against llama") == 6 and "detectable effect" in said
     assert "of codes that not every arm gives unedited" in said and "unchanged" in said
+    assert 0 < pilot_variance(run) <= 1
 
 
+@pytest.mark.whole
 def test_a_run_that_was_killed_goes_on_and_a_finished_one_reprints(clinic, run, tmp_path, capsys, monkeypatch):
     from decisionheads.flip import work as flip_work
 
@@ -351,7 +353,6 @@ def test_a_run_that_was_killed_goes_on_and_a_finished_one_reprints(clinic, run, 
     assert not list((tmp_path / "out").glob(".*"))  # what was written is text, and gone
     monkeypatch.setattr(flip_work, "generate", lambda *a, **k: pytest.fail("it ran again"))
     assert flip("run", "--plan", clinic / "plan.json", "--out", tmp_path / "out") == 0 and capsys.readouterr().out == said
-    assert 0 < pilot_variance(run) <= 1
 
 
 @pytest.mark.parametrize(("change", "said"), [

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from decisionheads._processes import agreed, first, spread, working_together
+from decisionheads.cli import main
 
 ROOT = Path(__file__).parent.parent
 TABLES = ("heads.csv", "opposing.csv", "sets.json", "summary.json", "texts.csv", "phase_matrix.csv", "references.csv", "stability.csv", "knock_in.csv", "reads.csv",
@@ -34,6 +35,7 @@ def test_alone_it_is_a_plain_loop():
 SCRIPT = """
 import json, os
 import numpy as np
+from decisionheads.cli import main
 from decisionheads._processes import agreed, first, spread, working_together
 
 mine = []
@@ -80,13 +82,14 @@ def test_two_processes_give_the_tables_of_one(demo, tmp_path):
     assert again == alone
 
 
-def test_two_processes_write_what_one_writes(bpe_folder, tmp_path):
+def test_two_processes_write_what_one_writes(bpe_folder, tmp_path, capsys):
     codes = ["E11.9", "I10", "I50.1", "I50.9"]
     (tmp_path / "labels.csv").write_text("label\n" + "\n".join(codes) + "\n")
     (tmp_path / "notes.jsonl").write_text("".join(json.dumps({"id": f"n{i}", "note": f"Number {i}: heart failure.", "labels": [codes[i % 4]]}) + "\n" for i in range(7)))
     command = ["-m", "decisionheads", "generate", "--model", str(bpe_folder), "--notes", str(tmp_path / "notes.jsonl"), "--labels", str(tmp_path / "labels.csv"), "--within-labels",
                "--longest", "8", "--most", "2", "--batch", "2", "--device", "cpu", "--instruction", "Give codes."]
-    alone = launch(*command, "--out", str(tmp_path / "one.jsonl"), processes=1)
+    assert main([*command[2:], "--out", str(tmp_path / "one.jsonl")]) == 0
+    alone = capsys.readouterr().out
     shared = launch(*command, "--out", str(tmp_path / "two.jsonl"))
     assert shared.replace("two.jsonl", "one.jsonl") == alone and (tmp_path / "two.jsonl").read_bytes() == (tmp_path / "one.jsonl").read_bytes()
     assert not list(tmp_path.glob(".*"))

@@ -74,6 +74,7 @@ def tables_of(found):
     return {**{name: frame.to_csv() for name, frame in found.standing.tables().items()}, "heads": found.to_frame().to_csv()}
 
 
+@pytest.mark.whole
 def test_a_run_that_is_killed_twice_in_late_stages_ends_in_the_same_tables(llama, texts, space):
     """Killed early among random sets and late among lead cuts; the third time it gets through."""
     with shapes_unchecked():

@@ -292,7 +292,7 @@ def test_a_bound_is_positive(bound):
 
 # -- simulated students ---------------------------------------------------------------------------------
 
-RUNS = 600
+RUNS = 300
 
 
 @pytest.fixture
@@ -363,7 +363,7 @@ def texts_of(rng, seeds, texts, by_text, by_seed, by_both, truth=0.3):
 @pytest.mark.parametrize("by_text, by_seed", [(1.0, 0.1), (0.1, 0.3)], ids=["texts differ", "seeds differ"])
 def test_the_two_level_bootstrap_covers_over_texts_and_seeds(uncollected, by_text, by_seed):
     """With enough of both it covers whichever differs more; taken for independent in each seed, texts would not."""
-    rng, runs = np.random.default_rng(0), 500
+    rng, runs = np.random.default_rng(0), 250
     hit = 0
     for _ in range(runs):
         frame, texts = texts_of(rng, 20, 40, by_text, by_seed, 0.2)

@@ -24,7 +24,6 @@ from .loss import floored
 from .pool import Pool
 from .rows import EventAttention, EventBatch
 from .targets import Targets
-from .trainer import Collator, all_kinds, examples
 
 TOGETHER = 8  # texts of a batch
 
@@ -46,6 +45,8 @@ def held_out_distance(student: str, pool: Pool, targets: Targets, labels: LabelS
         InputError: where no decision of the teacher's is found in the student's tokens.
     """
     from transformers import AutoModelForCausalLM
+
+    from .trainer import Collator, all_kinds, examples  # transformers.Trainer takes seconds to import
 
     tokenizer = DecisionModel.load_tokenizer(student)
     data, _ = examples(targets, labels, tokenizer, pool, DecisionModel.load_context(student))
