@@ -15,6 +15,13 @@ from .shapes import check_shapes
 torch.set_num_threads(1)
 check_shapes("decisionheads")
 
+# The files that take longest begin, so that processes end together; the first makes the demo while the second does without it.
+BEGIN = ["test_campaign", "test_discovery", "test_cli", "test_determinism", "test_malformed", "test_flip", "test_tiny", "test_elicitation", "test_knock_in", "test_verdicts", "test_explorer"]
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: BEGIN.index(item.path.stem) if item.path.stem in BEGIN else len(BEGIN))
+
 
 def random_hf(family: str, seed: int = 0, **changes):
     """A small random Hugging Face model over the clinic's vocabulary, with weights large enough to matter."""

@@ -110,7 +110,7 @@ def test_a_killed_run_continues_to_the_same_tables(files, tmp_path, monkeypatch)
 
 
 def test_every_option_of_discover_changes_something(files, demo, tmp_path, capsys):  # B2
-    some = first(files, 16, tmp_path)
+    some = first(files, 12, tmp_path)
     base = ["--caliper", "0.5", "--minimum", "2", "--draws", "199", "--single-heads"]
     assert discover(files, tmp_path / "base", *base, transcripts=some) == 0
     capsys.readouterr()

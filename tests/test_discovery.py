@@ -16,13 +16,13 @@ from .conftest import FIRST_FAMILY, shapes_unchecked
 
 @pytest.fixture(scope="module")
 def written(model):
-    return tiny.generate(model, 120, seed=21)
+    return tiny.generate(model, 60, seed=21)
 
 
 @pytest.fixture(scope="module")
-def found(family, model, written, space):
+def found(family, model, space):
     with shapes_unchecked():
-        return discover(model, written, space, seed=["llama", "gpt2"].index(family), caliper=0.5, minimum=10, draws=1999, random_sets=20, held_out=24)
+        return discover(model, tiny.generate(model, 88, seed=21), space, seed=["llama", "gpt2"].index(family), caliper=0.5, minimum=10, draws=1999, random_sets=20, held_out=24)
 
 
 @FIRST_FAMILY
