@@ -103,8 +103,6 @@ def test_what_is_normalised_is_the_same_code(text):
     assert code is None or code in every_set() and normalise(code) == code and code.replace(".", "") == text.strip().replace(".", "").upper()
 
 
-
-
 def test_no_billable_code_begins_another_and_every_other_code_does():
     begins = [[a for a, b in zip(codes, codes[1:], strict=False) if b.startswith(a)] for codes in (sorted(every()), sorted(billable()))]
     assert len(begins[0]) == 23_467 == len(every()) - len(billable()) and not ({*begins[0]} & {*billable()}) and begins[1] == []

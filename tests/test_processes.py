@@ -35,7 +35,6 @@ def test_alone_it_is_a_plain_loop():
 SCRIPT = """
 import json, os
 import numpy as np
-from decisionheads.cli import main
 from decisionheads._processes import agreed, first, spread, working_together
 
 mine = []
