@@ -49,8 +49,8 @@ def batch_rows(hooked: Hooked, prefix: Prefix, rows: Rows, z_hook: ZHook | None,
             if step == 0:
                 on_pattern(layer, pattern)
 
-        with (hooked.hooks(None, edit if z_hook is not None else None, read if on_pattern is not None else None), _cutting(hooked, blocked, rows, here, length),
-              hooked.unembedding.hidden(hooked.bridge.ln_final) as hidden):
+        with (hooked.bridged.hooks(None, edit if z_hook is not None else None, read if on_pattern is not None else None), _cutting(hooked, blocked, rows, here, length),
+              hooked.unembedding.hidden(hooked.bridged.norm) as hidden):
             given = {} if cache is None else {argument: cache}
             result = model(input_ids=rows.tokens[here][:, None], use_cache=True, **given)  # positions follow from the cache
             cache = getattr(result, argument, None) or result.past_key_values
@@ -63,7 +63,7 @@ def _default_cache(hooked: Hooked, prefix: Prefix, length: int):
     """The model's own cache after the first `length` tokens; a model keeps the last one asked for."""
     begin = prefix.ids[:length]
     if hooked.last is None or not torch.equal(hooked.last[0], begin):
-        with hooked.hooks():
+        with hooked.bridged.hooks():
             out = hooked.model(input_ids=begin[None], use_cache=True)
         hooked.last = begin, getattr(out, cache_argument(hooked.model), None) or out.past_key_values
     return hooked.last[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -100,9 +101,15 @@ def repeated(cache, count: int):
     return cache
 
 
+@lru_cache
+def arguments(kind: type) -> frozenset[str]:
+    """What a model of this class can be given; looking takes as long as a small layer."""
+    return frozenset(inspect.signature(kind.forward).parameters)
+
+
 def cache_argument(model) -> str:
     """The name under which this version of transformers takes a model's cache."""
-    names = inspect.signature(model.forward).parameters
+    names = arguments(type(model))
     return next((name for name in ("cache", "past_key_values", "cache_params") if name in names), "past_key_values")
 
 

@@ -46,7 +46,7 @@ class Classic:
         self.reach, self.context = cfg.window_size or 0, cfg.n_ctx
         self.paths = [(False, True, "one branch a batch row of a HookedTransformer")]
         self.packed = self.skipping = self.narrow = self.weighted = False
-        self.prefills = True
+        self.prefills, self.copied, self.copies = True, None, False
 
     # -- plain forwards ----------------------------------------------------------------------
 

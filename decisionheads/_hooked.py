@@ -8,37 +8,18 @@ how a key-value cache reaches its attention. Nothing here decides *what* to chan
 
 from __future__ import annotations
 
-import inspect
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ._batch_rows import batch_rows
-from ._cache import Prefix, cache_argument, full_cache, layer_windows, longest_reach, read_only_cache
+from ._cache import Prefix, arguments, cache_argument, full_cache, layer_windows, longest_reach, read_only_cache
 from ._late_entry import entering
 from ._rows import BlockedReads, Choose, PatternHook, Rows, ZHook, eval_mode
 from ._unembed import LIMIT, Unembedding, same_weight
+from ._ways import Bridged, Copied, Way
 from .errors import InputError
 from .heads import HeadSet
-
-
-def _repair_cache_argument(bridge, layers: list[int]) -> list:
-    """transformers 5.24 hands its layers their cache as `cache`; bridges up to 4.3 read
-    `past_key_values` (linear attention: `cache_params`) and, finding none, would attend to the lone
-    token without a word."""
-
-    def fill(module, args, kwargs, name):
-        if kwargs.get(name) is None and kwargs.get("cache") is not None:
-            kwargs = dict(kwargs, **{name: kwargs["cache"]})
-        return args, kwargs
-
-    parts = [(bridge.blocks[layer].attn, "past_key_values") for layer in layers]
-    parts += [(block.linear_attn, "cache_params") for block in bridge.blocks if hasattr(block, "linear_attn")]
-    return [part.register_forward_pre_hook(lambda m, a, k, name=name: fill(m, a, k, name), with_kwargs=True) for part, name in parts]
 
 
 class Hooked:
@@ -46,11 +27,12 @@ class Hooked:
 
     Args:
         bridge: the bridge; it is never changed beyond hooks that are removed after every call.
-        plain: optional weight-sharing copy of the Hugging Face model, used for prefills.
+        plain: optional weight-sharing copy of the Hugging Face model, for prefills and packed rows.
 
     Attributes:
         heads: every head there is; layers without attention have none.
         prefills: the plain copy reads texts; else the bridge does.
+        copies: the plain copy runs packed rows, unless patterns are wanted; else the bridge does.
         packed: branches share one packed forward; else each takes a batch row of its own.
         skipping: rows enter at the first layer where they differ from a clean row.
         narrow: logits of a few token ids are projected from the final hidden state.
@@ -65,7 +47,8 @@ class Hooked:
         self.config = bridge.original_model.config
         if not self.layers:
             raise ValueError(f"{type(bridge.original_model).__name__} has no attention heads (no hook_z in any layer); it is not supported")
-        self.z_points = {i: bridge.hook_dict[names[i]] for i in self.layers}
+        self.bridged = Bridged(bridge, {i: bridge.hook_dict[names[i]] for i in self.layers}, self.n_heads)
+        self.copied = self._copied()
         self.heads = HeadSet([(layer, head) for layer in self.layers for head in range(self.n_heads)])
         self.windows = layer_windows(self.config, self.n_layers)
         self.d_head = _width(self.output_projection(self.layers[0])) // self.n_heads
@@ -81,7 +64,24 @@ class Hooked:
         if plain is None:
             del self.paths[0]
         self.prefills = self.packed = self.skipping = self.narrow = self.weighted = True
+        self.copies = self.copied is not None
         self.last = None  # where branches are not packed: `(tokens, cache)` of the text last continued
+
+    def _copied(self) -> Copied | None:
+        """The way through the plain copy, whose modules are named as those that the bridge wraps; None where they are not."""
+        if self.plain is None:
+            return None
+        blocks = self.bridge.blocks
+        try:
+            attentions = {layer: self.plain.get_submodule(f"{blocks[layer].name}.{blocks[layer].attn.name}") for layer in self.layers}
+            layers = [self.plain.get_submodule(block.name) for block in blocks]
+        except AttributeError:
+            return None
+        return Copied(self.plain, layers, attentions, {layer: self.output_projection(layer) for layer in self.layers}, same_weight(self.plain, self.bridge.ln_final), self.n_heads)
+
+    def way(self, patterns: bool = False) -> Way:
+        """What packed rows run through: the bridge for patterns, and where anybody has hooks on it."""
+        return self.bridged if patterns or not self.copies or self.bridged.watched else self.copied
 
     def _unembedding(self) -> Unembedding:
         final, head = self.bridge.ln_final, self.bridge.unembed.original_component
@@ -143,7 +143,7 @@ class Hooked:
                 return torch.full_like(scores, -torch.inf).index_fill_(1, torch.tensor([token or 0], device=scores.device), 0)
 
             given = {"logits_processor": [only], "stopping_criteria": [lambda written, scores: torch.tensor([bool(stop)], device=written.device)], "eos_token_id": None}
-        with self.hooks() if self.plain is None else eval_mode(self.model):  # a bridge needs its cache repaired
+        with self.bridged.hooks() if self.plain is None else eval_mode(self.model):  # a bridge needs its cache repaired
             self.model.generation_config = GenerationConfig(**ends)  # some models bring a penalty on repetition: that is not greedy
             try:
                 out = self.model.generate(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], do_sample=False, max_new_tokens=longest, **given)
@@ -224,8 +224,8 @@ class Hooked:
         places = torch.arange(start, start + part.shape[1], device=self.device)
         distance = places[:, None] - torch.arange(start + part.shape[1], device=self.device)[None]
         mask = lambda layer: self.additive(((distance >= 0) & (distance < (self.windows[layer] or start + part.shape[1])))[None])  # noqa: E731
-        with self.hooks(mask), self.unembedding.hidden(self.bridge.ln_final) as hidden:
-            out = self.forward(part, places[None], cache, mask(0), keep)
+        with self.bridged.hooks(mask), self.unembedding.hidden(self.bridged.norm) as hidden:
+            out = self.bridged.forward(part, places[None], cache, mask(0), keep)
         return self.unembedding.logits(out, hidden, keep)
 
     # -- rows ------------------------------------------------------------------------------
@@ -246,94 +246,49 @@ class Hooked:
         Returns:
             float32 logits `[full row, vocabulary]`, and `[row, id]` or None.
         """
-        return (self._packed_rows if self.packed else self._batch_rows)(prefix, rows, z_hook, blocked, ids, on_pattern)
-
-    def _batch_rows(self, prefix, rows, z_hook, blocked, ids, on_pattern):
+        if self.packed:
+            return self._packed_rows(self.way(on_pattern is not None), prefix, rows, z_hook, blocked, ids, on_pattern)
         logits = batch_rows(self, prefix, rows, z_hook, blocked, on_pattern)
         full = logits if rows.full is None else logits[list(rows.full)]
         return full, None if ids is None else logits[:, list(ids)]
 
-    def _packed_rows(self, prefix, rows, z_hook, blocked, ids, on_pattern):
+    def _packed_rows(self, way, prefix, rows, z_hook, blocked, ids, on_pattern):
         length = int(rows.seen.max()) if len(rows) else 0
         keys = torch.cat([torch.arange(length, device=self.device), rows.positions])
         own = torch.cat([torch.full((length,), -1, device=self.device), rows.branch])
         allowed = torch.where(own < 0, keys[None] < rows.seen[:, None], own[None] == rows.branch[:, None])
         allowed &= keys[None] <= rows.positions[:, None]
         distance = rows.positions[:, None] - keys[None]
-        masks = {w: allowed if w is None else allowed & (distance < w) for w in set(self.windows)}
+        seen = {w: allowed if w is None else allowed & (distance < w) for w in set(self.windows)}
+        masks: dict[tuple[int | None, int], Tensor] = {}  # by window and active rows: layers mostly share one
 
         def mask(layer: int) -> Tensor:
-            n = rows.active(layer)
-            visible = masks[self.windows[layer]][None, :n, :length + n]
+            window, n = self.windows[layer], rows.active(layer)
+            visible = seen[window][None, :n, :length + n]
             cut = blocked(layer) if blocked is not None else None
-            return self.additive(visible if cut is None else visible & ~cut[:, :n, :length + n])
+            if cut is not None:
+                return self.additive(visible & ~cut[:, :n, :length + n])
+            if (window, n) not in masks:
+                masks[window, n] = self.additive(visible)
+            return masks[window, n]
 
         keep = None if rows.full is None else torch.tensor(rows.full or (0,), device=self.device)
-        with (self.hooks(mask, z_hook, on_pattern), entering(self.bridge.blocks, rows),
-              self.unembedding.hidden(self.bridge.ln_final, always=ids is not None) as hidden):
-            out = self.forward(rows.tokens[None], rows.positions[None], read_only_cache(prefix, length), self.additive(allowed[None]), keep)
+        cache = read_only_cache(prefix, length)  # before any hook: a text that was let go is read again
+        with way.hooks(mask, z_hook, on_pattern), entering(way.blocks, rows), self.unembedding.hidden(way.norm, always=ids is not None) as hidden:
+            out = way.forward(rows.tokens[None], rows.positions[None], cache, self.additive(allowed[None]), keep)
         narrow = None if ids is None else self.unembedding.narrow(hidden, ids)
         full = self.unembedding.logits(out, hidden, keep)
         if narrow is not None:
             self.unembedding.compare(narrow if keep is None else narrow[keep], full[:, list(ids)], full)
         return full if rows.full != () else full[:0], narrow
 
-    def forward(self, tokens, positions, cache, mask, keep) -> Float[Tensor, "row vocabulary"]:
-        given = {} if keep is None else {"logits_to_keep": keep}
-        return self.bridge(tokens, past_key_values=cache, position_ids=positions, attention_mask=mask, **given)[0]
-
     def additive(self, visible: Bool[Tensor, "head row key"]) -> Float[Tensor, "1 head row key"]:
         low = torch.finfo(self.dtype).min
         return torch.zeros(visible.shape, dtype=self.dtype, device=self.device).masked_fill_(~visible, low)[None]
 
-    # -- hooks -----------------------------------------------------------------------------
-
-    @contextmanager
-    def hooks(self, mask: Callable[[int], Tensor] | None = None, z_hook: ZHook | None = None, on_pattern: PatternHook | None = None) -> Iterator[None]:
-        """Our hooks, for one forward: removed whatever happens; those of others are untouched.
-
-        z and patterns are seen flat: `[row, head, d_head]` and `[head, row, key]`, a batch's rows one
-        after the other.
-        """
-        fired: dict[str, int] = {}
-        model = self.bridge.original_model
-        with ExitStack() as stack:
-            stack.enter_context(warnings.catch_warnings())
-            # the bridge still hands its cache over under the old names
-            warnings.filterwarnings("ignore", message=".*(past_key_values|cache_params)", category=FutureWarning)
-            stack.enter_context(eval_mode(model))
-            keep = lambda handle: stack.callback(handle.remove)  # noqa: E731
-
-            def watch(name: str, point: torch.nn.Module, use: Callable[[Tensor], Tensor | None]) -> None:
-                def counted(module, args, out):
-                    fired[name] += 1
-                    return use(out)
-
-                fired[name] = 0
-                keep(point.register_forward_hook(counted))
-
-            for handle in _repair_cache_argument(self.bridge, self.layers):
-                keep(handle)
-            for layer in self.layers:
-                attention = self.bridge.blocks[layer].attn
-                if mask is not None:
-                    keep(attention.register_forward_pre_hook(lambda module, args, kwargs, layer=layer: (args, dict(kwargs, attention_mask=mask(layer))), with_kwargs=True))
-                if z_hook is not None:
-                    watch(f"blocks.{layer}.attn.hook_z", self.z_points[layer], lambda out, layer=layer: self._z_edited(layer, out, z_hook))
-                if on_pattern is not None:
-                    watch(f"blocks.{layer}.attn.hook_pattern", attention.hook_pattern, lambda out, layer=layer: on_pattern(layer, out.transpose(0, 1).flatten(1, 2)))
-            yield
-            for name, count in fired.items():
-                if count != 1:  # OPT and GPT-J booted in sdpa never come by their patterns, without a word
-                    raise RuntimeError(f"hook {name} fired {count} times in one forward, not once; boot the model in eager attention")
-
-    def _z_edited(self, layer: int, out: Tensor, z_hook: ZHook) -> Tensor:
-        """Flat or split, the layout is head-major everywhere: view, edit, shape back."""
-        return z_hook(layer, out.reshape(out.shape[0] * out.shape[1], self.n_heads, -1)).reshape(out.shape)
-
 
 def _takes(model, name: str) -> bool:
-    return name in inspect.signature(model.forward).parameters
+    return name in arguments(type(model))
 
 
 def _width(projection: torch.nn.Module) -> int:

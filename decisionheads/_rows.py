@@ -85,8 +85,9 @@ class Engine(Protocol):
         reach: the longest bound on what a layer sees, 0 for none; a test text must be longer.
         context: the longest text it can read; None where there is no limit.
         limit: largest relative error of exact arithmetic in its number format.
+        copied: the way through a plain copy, where there is one.
         paths: ways to run branches, `(packed, plain prefill, words)`, fastest first; the self-test
-            sets `packed`, `prefills`, `skipping` and `narrow` to what is exact, and `weighted` if z
+            sets `packed`, `prefills`, `copies`, `skipping` and `narrow` to what is exact, and `weighted` if z
             is the attention-weighted sum of the values that a prefix holds.
     """
 
@@ -105,6 +106,8 @@ class Engine(Protocol):
     paths: list[tuple[bool, bool, str]]
     packed: bool
     prefills: bool
+    copied: object | None
+    copies: bool
     skipping: bool
     narrow: bool
     weighted: bool

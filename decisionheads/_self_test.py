@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -86,19 +86,35 @@ def self_test(hooked: Engine, tokenizer=None, seed: int = 0) -> SelfTest:
     """Find the fastest path on which everything that the engine relies on is exact, and set it.
 
     Packed rows over the plain model's prefill; packed rows over the bridge's own prefill; one branch a
-    batch row. A dozen short forwards each.
+    batch row. A dozen short forwards each, and for packed rows as many again on the plain copy.
     """
     before: list[SelfTest] = []
     for packed, prefills, path in hooked.paths:
-        hooked.packed, hooked.prefills = packed, prefills
+        hooked.packed, hooked.prefills, hooked.copies = packed, prefills, False
         hooked.skipping = hooked.narrow = hooked.weighted = False
         result = SelfTest(hooked.name, path, tuple(_try(hooked, tokenizer, seed)), packed, tuple(before))
         if result.verdict != "refused":
-            if packed:
-                _choose_shortcuts(hooked, tokenizer, seed)
-            return result
+            return _with_shortcuts(hooked, tokenizer, seed, result) if packed else result
         before.append(result)
     return before[0] if len(before) == 1 else SelfTest(before[0].model, before[0].path, before[0].checks, True, tuple(before[1:]))
+
+
+def _with_shortcuts(hooked: Engine, tokenizer, seed: int, result: SelfTest) -> SelfTest:
+    """Packed rows that are exact: which shortcuts give the same, and does the plain copy, shortcuts included?"""
+    shortcuts = _choose_shortcuts(hooked, tokenizer, seed)
+    if hooked.copied is None:
+        return result
+    hooked.copies, hooked.skipping, hooked.narrow = True, False, False
+    copy = SelfTest(hooked.name, f"{result.path} on the plain copy", tuple(_try(hooked, tokenizer, seed)), True)
+    if copy.verdict == "exact" and _choose_shortcuts(hooked, tokenizer, seed) != shortcuts:
+        late = Check("shortcuts", float("inf"), hooked.limit, "rows that enter late, or logits of a few tokens, are not exact there")
+        copy = replace(copy, checks=(*copy.checks, late))
+    hooked.copies = copy.verdict == "exact"
+    hooked.skipping, hooked.narrow, hooked.weighted = shortcuts
+    if not hooked.copies:
+        return replace(result, before=(*result.before, copy))
+    same = Check("rows on the plain copy equal one forward", copy.error, hooked.limit, "")
+    return replace(result, path=copy.path, checks=(*result.checks, same))
 
 
 def _try(hooked: Engine, tokenizer, seed: int) -> list[Check]:
@@ -168,8 +184,8 @@ def _checks(hooked: Engine, tokenizer, seed: int) -> Iterator[Check]:
                     "the heads of a layer do not add up to its attention output; this output projection is not supported")
 
 
-def _choose_shortcuts(hooked: Engine, tokenizer, seed: int) -> None:
-    """Rows that enter late, and logits of a few ids, where both give what the long way gives."""
+def _choose_shortcuts(hooked: Engine, tokenizer, seed: int) -> tuple[bool, bool, bool]:
+    """Rows that enter late, logits of a few ids, and values replaced in z: each where it gives what the long way gives."""
     ids = _random_ids(hooked, tokenizer, seed)
     last, deep, few = len(ids) - 1, hooked.layers[-1], tuple(ids[:3].tolist())
     token, where = ids[[last] * 3], torch.tensor([last] * 3, device=hooked.device)
@@ -193,6 +209,7 @@ def _choose_shortcuts(hooked: Engine, tokenizer, seed: int) -> None:
             hooked.weighted = _weighted_error(hooked, prefix, last) <= hooked.limit
         except Exception:  # patterns that are not handed out, or a cache of another form: values are never replaced
             hooked.weighted = False
+    return hooked.skipping, hooked.narrow, hooked.weighted
 
 
 @torch.no_grad()

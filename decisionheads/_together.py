@@ -58,6 +58,7 @@ class Together:
         visible = (distance >= 0) & ((self.owner[None] < 0) | (self.owner[None] == which[:, None]))
         masks = {w: hooked.additive((visible if w is None else visible & (distance < w))[None]) for w in set(hooked.windows)}
         mask = lambda layer: masks[hooked.windows[layer]]  # noqa: E731
-        with hooked.hooks(mask), hooked.unembedding.hidden(hooked.bridge.ln_final) as hidden:
-            out = hooked.forward(tokens[None], positions[None], self.cache, mask(0), None)
+        way = hooked.way()
+        with way.hooks(mask), hooked.unembedding.hidden(way.norm) as hidden:
+            out = way.forward(tokens[None], positions[None], self.cache, mask(0), None)
         return hooked.unembedding.logits(out, hidden)

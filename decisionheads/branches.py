@@ -22,7 +22,7 @@ from ._cache import Prefix
 from ._packs import MEMORY, each_pack, in_packs
 from ._rows import Engine, Rows, ZHook
 from .errors import InputError
-from .interventions import READS, BlockReads, Intervention, Keep, ReplaceValues
+from .interventions import READS, AddToZ, BlockReads, Intervention, Keep, KnockIn, MeanAblate, ReplaceValues
 from .views import Brief
 
 
@@ -55,8 +55,8 @@ class Branch(Brief):
             return 0
         first = []
         for change in self.interventions:
-            if isinstance(change, READS):
-                first += [h.layer for h in change.heads]
+            if isinstance(change, (MeanAblate, KnockIn, AddToZ, *READS)):
+                first += [h.layer for h in list(change.heads)[:1]]  # the lowest layer comes first
             else:
                 first += [int(np.argmax(touched)) for touched in [change.edit().weight.any(1)] if touched.any()]
         return min(first, default=0)
@@ -163,16 +163,18 @@ class _Plan:
     def share_out(self, full: Tensor, narrow: Tensor | None, wanted: tuple[int, ...] | None) -> list[Tensor]:
         """The logits of each branch, in the order they were given."""
         column = {token: n for n, token in enumerate(wanted or ())}
+        few: dict[tuple[int, ...], Tensor] = {}  # the columns of each choice of ids, taken once for all rows
         out = []
         for branch, first in zip(self.branches, self.first, strict=True):
-            rows = range(first, first + branch.width)
             if branch.ids == ():
                 out.append(full.new_empty(branch.width, 0))
             elif branch.ids is None or self.all_full:
-                logits = full[[self.place[r] for r in rows]]
+                logits = full[[self.place[r] for r in range(first, first + branch.width)]]
                 out.append(logits if branch.ids is None else logits[:, list(branch.ids)])
             else:
-                out.append(narrow[first:first + branch.width][:, [column[i] for i in branch.ids]])
+                if branch.ids not in few:
+                    few[branch.ids] = narrow[:, [column[i] for i in branch.ids]]
+                out.append(few[branch.ids][first:first + branch.width])
         return out
 
 
@@ -191,9 +193,10 @@ def _check(hooked: Engine, prefix: Prefix, branch: Branch) -> None:
         if isinstance(change, ReplaceValues) and not hooked.weighted:
             raise InputError(f"{hooked.name}: z is not the plain weighted sum of cached values, so values cannot be replaced after softmax; use BlockReads")
         heads = getattr(change, "heads", None)
-        if heads is not None and not isinstance(change, Keep) and not heads <= hooked.heads:
+        if heads is not None and not isinstance(change, Keep):
             heads.check(hooked.n_layers, hooked.n_heads, hooked.name)
-            raise InputError(f"{next(iter(heads - hooked.heads))} is not a head of {hooked.name}: its layer has no attention; choose heads of other layers")
+            if len(hooked.heads) < hooked.n_layers * hooked.n_heads and not heads <= hooked.heads:
+                raise InputError(f"{next(iter(heads - hooked.heads))} is not a head of {hooked.name}: its layer has no attention; choose heads of other layers")
         given = next((getattr(change, name).shape for name in ("means", "donor", "values") if getattr(change, name, None) is not None), shape)
         if tuple(given) != shape:
             raise ValueError(f"values of shape {tuple(given)} do not fit {hooked.name}, whose heads are {shape}")

@@ -51,11 +51,11 @@ def run(b, *changes, at=40, prefix=None):
     return logits[0]
 
 
-def z_at(b, *changes, at=40, prefix=None):
-    """z `[layer, head, d_head]` at a position as later parts of the model see it."""
+def z_at(b, *changes, at=40, prefix=None, on_pattern=None):
+    """z `[layer, head, d_head]` at a position as later parts of the model see it; through the bridge where patterns are asked for."""
     seen = {}
     with torch.no_grad():
-        run_pack(b.hooked, prefix or b.prefix, [Branch(at, (), changes)], lambda layer, z: seen.setdefault(layer, z)[:])
+        run_pack(b.hooked, prefix or b.prefix, [Branch(at, (), changes)], lambda layer, z: seen.setdefault(layer, z)[:], on_pattern)
     return torch.stack([seen[layer][0] for layer in range(b.hooked.n_layers)])
 
 

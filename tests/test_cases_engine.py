@@ -20,7 +20,7 @@ from decisionheads import (
     InputError,
     KnockIn,
     MeanAblate,
-    _hooked,
+    _ways,
     find_events,
     interventions,
     reference_means,
@@ -62,13 +62,13 @@ def test_a1_a_head_is_a_slice_of_the_output_projections_input(built, at):
 
 
 def test_a2_an_edit_of_one_query_head_changes_no_other(built):
-    clean = z_at(built)
+    clean, bridged = z_at(built), z_at(built, on_pattern=lambda layer, pattern: None)  # values are replaced in the bridge
     for head in range(built.hooked.n_heads):
         for change in (MeanAblate, KnockIn, AddToZ):
             moved = (z_at(built, change(HeadSet([(1, head)]), built.values)) - clean).abs().amax(-1)
             assert moved[1, head] > 0 and torch.cat([moved[0], moved[1, :head], moved[1, head + 1:]]).max() == 0
         # values replaced for one query head are its own alone, although its group shares them
-        moved = (z_at(built, ReplaceValues(HeadSet([(1, head)]), 5, 30)) - clean).abs().amax(-1)
+        moved = (z_at(built, ReplaceValues(HeadSet([(1, head)]), 5, 30)) - bridged).abs().amax(-1)
         assert moved[1, head] > 0 and torch.cat([moved[0], moved[1, :head], moved[1, head + 1:]]).max() == 0
 
 
@@ -135,7 +135,7 @@ def test_b1_a_cached_token_equals_the_full_run_and_a_lone_one_does_not(built, mo
         full, lone = oracle.logits(built.plain, IDS[:at + 1])[-1], built.hooked.full_logits(IDS[at:at + 1], start=at)[0]
         assert (run(built, at=at) - full).abs().max() <= 1e-3
         assert (lone - full).abs().max() > 1
-    monkeypatch.setattr(_hooked, "_repair_cache_argument", lambda bridge, layers: [])
+    monkeypatch.setattr(_ways, "repair_cache_argument", lambda bridge, layers: [])
     if RENAMED:
         with pytest.raises(InputError) as caught:
             DecisionModel(built.model.bridge, built.model.tokenizer, plain=built.hooked.plain)
@@ -181,12 +181,15 @@ def test_b2_options_of_events_change_events():
         events(twice, ["I50.9", "I10"], exclude=True)
 
 
-def test_b3_each_hook_fires_once_or_its_name_is_said(built, monkeypatch):
-    points, change = built.hooked.z_points, MeanAblate(HeadSet([(1, 0)]), built.values)
-    monkeypatch.setattr(built.hooked, "z_points", {**points, 1: torch.nn.Identity()})
+@pytest.mark.parametrize("way, name", [("copied", "projections"), ("bridged", "z_points")])
+def test_b3_each_hook_fires_once_or_its_name_is_said(built, monkeypatch, way, name):
+    monkeypatch.setattr(built.hooked, "copies", way == "copied")
+    way, change = getattr(built.hooked, way), MeanAblate(HeadSet([(1, 0)]), built.values)
+    points = getattr(way, name)
+    monkeypatch.setattr(way, name, {**points, 1: torch.nn.Identity()})
     with pytest.raises(RuntimeError, match=r"hook blocks\.1\.attn\.hook_z fired 0 times"):
         run(built, change)
-    monkeypatch.setattr(built.hooked, "z_points", points)
+    monkeypatch.setattr(way, name, points)
     inside = []
 
     def twice(module, args):

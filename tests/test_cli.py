@@ -175,10 +175,10 @@ def test_verify_prints_the_self_test(tmp_path, capsys):
 
 
 def test_verify_refuses_with_exit_code_two(tmp_path, capsys, monkeypatch):
-    from decisionheads import _hooked
+    from decisionheads import _ways
 
     save_random("llama", tmp_path)
-    monkeypatch.setattr(_hooked, "_repair_cache_argument", lambda bridge, layers: [])
+    monkeypatch.setattr(_ways, "repair_cache_argument", lambda bridge, layers: [])
     assert main(["verify", "--model", str(tmp_path)]) == 2
     assert "FAILED" in capsys.readouterr().out
 

@@ -308,7 +308,8 @@ def test_a_callers_own_hook_still_fires_once(random_model, prefix, values):  # B
 
 
 def test_a_hook_that_does_not_fire_raises_with_its_name(random_model, prefix, monkeypatch, values):  # B3
-    monkeypatch.setattr(random_model.hooked, "z_points", {i: torch.nn.Identity() for i in range(random_model.n_layers)})
+    monkeypatch.setattr(random_model.hooked, "copies", False)
+    monkeypatch.setattr(random_model.hooked.bridged, "z_points", {i: torch.nn.Identity() for i in range(random_model.n_layers)})
     with pytest.raises(RuntimeError, match=r"blocks\.0\.attn\.hook_z fired 0 times"):
         run(random_model, prefix, every_head(random_model, values)[1][:1])
 

@@ -22,7 +22,7 @@ FLOORS = [
     ["interventions", "cues"],
     ["_cache", "_unembed"],
     ["_rows"],
-    ["_batch_rows", "_late_entry"],
+    ["_batch_rows", "_late_entry", "_ways"],
     ["_hooked", "_classic"],
     ["_self_test", "_together", "prefixes"],
     ["_packs"],

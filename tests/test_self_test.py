@@ -8,7 +8,7 @@ from importlib.metadata import version
 import pytest
 import torch
 
-from decisionheads import DecisionModel, InputError, _hooked
+from decisionheads import DecisionModel, InputError, _ways
 from decisionheads._self_test import self_test
 
 from .conftest import save_random
@@ -33,7 +33,7 @@ def test_a_good_model_is_exact(random_model):
 
 
 def test_without_the_cache_repair_it_refuses_and_names_both_versions(random_folder, monkeypatch):  # B1
-    monkeypatch.setattr(_hooked, "_repair_cache_argument", lambda bridge, layers: [])
+    monkeypatch.setattr(_ways, "repair_cache_argument", lambda bridge, layers: [])
     with pytest.raises(InputError) as caught:
         DecisionModel.from_pretrained(random_folder)
     assert version("transformers") in str(caught.value) and version("transformer-lens") in str(caught.value)

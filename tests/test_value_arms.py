@@ -54,11 +54,13 @@ def test_the_three_arms_differ_and_rows_that_enter_late_change_nothing(random_mo
 
 
 def test_a_span_without_attention_changes_nothing_at_all(random_model, prefix):
-    """Keys from the row on are never read: blocking them, or dropping their values, is exactly nothing."""
-    bare = run_pack(random_model.hooked, prefix, [Branch(40)], on_z=lambda layer, z: z)[0]
-    for change in (BlockReads(HEADS, 40, 80), ReplaceValues(HEADS, 40, 80), BlockReads(HEADS, 12, 12), ReplaceValues(HEADS, 12, 12), ReplaceValues(HeadSet(), 0, 40)):
-        again = run_pack(random_model.hooked, prefix, [Branch(40, (), (change,))], on_z=lambda layer, z: z)[0]
-        assert (again - bare).abs().max() == 0.0
+    """Keys from the row on are never read: blocking them, or dropping their values, is exactly nothing, in the copy and in the bridge."""
+    blocks, replaced = (BlockReads(HEADS, 40, 80), BlockReads(HEADS, 12, 12)), (ReplaceValues(HEADS, 40, 80), ReplaceValues(HEADS, 12, 12), ReplaceValues(HeadSet(), 0, 40))
+    for on_pattern, changes in ((None, blocks), (lambda layer, pattern: None, blocks + replaced)):
+        rows = lambda *changes, on_pattern=on_pattern: run_pack(random_model.hooked, prefix, [Branch(40, (), changes)], lambda layer, z: z, on_pattern)[0]  # noqa: E731
+        bare = rows()
+        for change in changes:
+            assert (rows(change) - bare).abs().max() == 0.0
 
 
 def test_an_ablated_head_stays_ablated_when_its_values_are_replaced_too(random_model, prefix, values):
