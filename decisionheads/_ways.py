@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import Module

@@ -61,7 +61,11 @@ def parity(model, plain, prefix, ids, values) -> tuple[float, float]:
     return worst, least
 
 
-def test_every_head_at_several_positions_equals_the_oracle(random_model, random_plain, prefix, ids, values):
+@pytest.mark.parametrize("copies", [True, False])
+def test_every_head_at_several_positions_equals_the_oracle(random_model, random_plain, prefix, ids, values, monkeypatch, copies):
+    """On the plain copy, and through the bridge."""
+    assert random_model.hooked.copies
+    monkeypatch.setattr(random_model.hooked, "copies", copies)
     worst, least = parity(random_model, random_plain, prefix, ids, values)
     assert worst <= EXACT
     assert least > 1000 * EXACT  # the reference is not zero: every ablation does something
