@@ -171,7 +171,7 @@ def test_verify_prints_the_self_test(tmp_path, capsys):
     save_random("llama", tmp_path)
     assert main(["verify", "--model", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    assert "an edit of z equals a pre-hook on the output projection" in shown and shown.rstrip().endswith(": exact, packed rows")
+    assert "an edit of z equals a pre-hook on the output projection" in shown and shown.rstrip().endswith(": exact, packed rows on the plain copy")
 
 
 def test_verify_refuses_with_exit_code_two(tmp_path, capsys, monkeypatch):

@@ -156,9 +156,9 @@ def causal_smoke(model: nn.Module, seed: int = 2, texts: int = 48, tokenizer=Non
     return result
 
 
-def gate(model: nn.Module, student: bool, tokenizer=None) -> tuple[bool, dict]:
+def gate(model: nn.Module, student: bool, tokenizer=None, texts: int = 256) -> tuple[bool, dict]:
     """Whether a trained model may be shipped, and the numbers that say so."""
-    found, ablated = accuracy(model, tokenizer=tokenizer), causal_smoke(model, tokenizer=tokenizer)
+    found, ablated = accuracy(model, texts=texts, tokenizer=tokenizer), causal_smoke(model, tokenizer=tokenizer)
     ok = all(found[role] >= 0.97 for role in ("region", "label")) and all(ablated[k] < 0.5 for k in ("region", "label"))
     if student:
         ok = ok and 0.3 < found["departure"] < 0.7
@@ -172,8 +172,8 @@ def gate(model: nn.Module, student: bool, tokenizer=None) -> tuple[bool, dict]:
 
 
 def train(family: str, seed: int, student: bool = False, hold: int = 9000, decay: int = 800,
-          batch: int = 16, peak: float = 2e-3, log=None) -> tuple[nn.Module, dict]:
-    """Train one model: learning rate held until learned (or for `hold` steps), then decayed."""
+          batch: int = 16, peak: float = 2e-3, log=None, every: int = 50) -> tuple[nn.Module, dict]:
+    """Train one model: learning rate held until learned (or for `hold` steps), then decayed; a line in `log` after `every` so many steps."""
     model, rng = build(family, seed), random.Random(f"train {seed}")
     # Muon evens out the directions of a matrix: q, k and v, fused in gpt2, are each given their own
     fused = {name: [nn.Parameter(part.detach().clone()) for part in p.chunk(3, 1)] for name, p in model.named_parameters() if "c_attn.weight" in name}
@@ -231,7 +231,7 @@ def train(family: str, seed: int, student: bool = False, hold: int = 9000, decay
             running["region"] = running["label"] = 0.5
         if decaying_from is None and (step >= hold or regions == 6 and all(running[role] > 0.95 for role in gated)):
             decaying_from = step
-        if log and step % 50 == 0:
+        if log and step % every == 0:
             shown = " ".join(f"{role} {running[role]:.2f}" for role in (*GATED, "word"))
             print(f"{family} seed {seed} step {step} ({time.time() - started:.0f} s) regions {regions} "
                   f"loss {loss.item():.3f} {shown}", file=log, flush=True)
