@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -51,6 +51,16 @@ class CuedText(Brief):
     margins: tuple[Float[Array, " _"], ...]
 
 
+class CodesRead(NamedTuple):
+    """What `read_codes` gives: texts; codes and cuts that were left out, by reason; texts that were, by id; how many were asked."""
+
+    texts: list[CuedText]
+    dropped: Counter
+    cuts_dropped: Counter
+    set_aside: dict[str, str]
+    asked: int
+
+
 def cue_margins(model: DecisionModel, prefix: Prefix, jobs: Sequence[tuple[int, Target]], memory: int = MEMORY) -> Float[Array, " job"]:
     """The weakest step's margin of each `(tokens kept, target)` of one text, in logits."""
     found = np.zeros(len(jobs), np.float32)
@@ -60,8 +70,8 @@ def cue_margins(model: DecisionModel, prefix: Prefix, jobs: Sequence[tuple[int, 
 
 
 def read_codes(model: DecisionModel, items: Iterable[Transcript | Reading], labels: LabelSpace, *, cue: str, most: int, where: str,
-               memory: int = MEMORY) -> tuple[list[CuedText], Counter, Counter, dict[str, str]]:
-    """Read transcripts, in order of their ids, and ask at every cut of every code; also what was left out: codes, cuts, texts."""
+               memory: int = MEMORY) -> CodesRead:
+    """Read transcripts, in order of their ids, and ask at every cut of every code."""
     if where not in ("code", "answer"):
         raise InputError(f"unknown place {where!r} to count back from: expected code or answer")
     if most < 1:
@@ -103,7 +113,7 @@ def read_codes(model: DecisionModel, items: Iterable[Transcript | Reading], labe
             found.append(text)
         elif text is not None:
             set_aside[name] = text
-    return found, dropped, cuts_dropped, set_aside
+    return CodesRead(found, dropped, cuts_dropped, set_aside, len(items))
 
 
 def _source(model: DecisionModel, item: Transcript | Reading) -> Prefixes:
@@ -241,7 +251,7 @@ def elicit(model: DecisionModel, transcripts: Iterable[Transcript | Reading], la
     Raises:
         InputError: for a cue that cannot be formatted, or restates a mention, and for ids used twice.
     """
-    texts, dropped, cuts_dropped, set_aside = read_codes(model, transcripts, labels, cue=cue, most=most, where=where, memory=memory)
+    texts, dropped, cuts_dropped, set_aside, _ = read_codes(model, transcripts, labels, cue=cue, most=most, where=where, memory=memory)
     notes = _other_notes([t.transcript for t in texts])
     codes = [code for text in texts for code in text.codes]
     width = max((c.cuts[-1].k for c in codes), default=1)

@@ -31,7 +31,7 @@ from .ablation import MINIMUM
 from .branches import MEMORY, Branch, branch_logits, clean_z
 from .calibration import LEAST, MOST, Calibration, Sets, bootstrap_interval, calibrate, slopes
 from .cues import Target
-from .elicitation import CuedText, leads, read_codes
+from .elicitation import CodesRead, CuedText, leads, read_codes
 from .errors import InputError
 from .heads import HeadSet
 from .interventions import Intervention, Keep, MeanAblate
@@ -46,6 +46,7 @@ from .transcripts import Transcript
 from .views import Brief, Viewed
 
 Array = np.ndarray
+MOST_CUTS = 200  # of one code
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,7 +97,7 @@ class ElicitationHeads(Viewed):
         return f"ElicitationHeads(at the {s['at']}: {self.selected!r}; {s['events']} mentions, m {s['m']:.2f} and m0 {s['m0']:.2f} logits)"
 
 
-def elicitation_heads(model: DecisionModel, transcripts: Sequence[Transcript] | Mapping[str, Sequence[Transcript]], labels: LabelSpace, *, cue: str, most: int = 200, where: str = "code",
+def elicitation_heads(model: DecisionModel, transcripts: Sequence[Transcript] | Mapping[str, Sequence[Transcript] | CodesRead], labels: LabelSpace, *, cue: str, most: int = MOST_CUTS, where: str = "code",
                       at: str = "cut", alpha: float = 0.05, delta: float = 0.05, seed: int = 0, draws: int = 9_999, minimum: int = MINIMUM,
                       random_sets: int = 20, memory: int = MEMORY) -> ElicitationHeads:
     """Ablate every head at the lead cut of every mention with a lead of 2 or more, and calibrate against nulls.
@@ -105,7 +106,8 @@ def elicitation_heads(model: DecisionModel, transcripts: Sequence[Transcript] | 
     and what is called held out from the evaluation split.
 
     Args:
-        transcripts: all of them, to be split (see `survey.split`), or the splits by name.
+        transcripts: all of them, to be split (see `survey.split`), or the splits by name; a split may have been read
+            with `elicitation.read_codes` already.
         cue: see `elicitation.elicit`.
         where: see `elicitation.elicit`.
         most: cuts of one code at most; a lead that is as long as this ends at no mention and is left out.
@@ -125,12 +127,12 @@ def elicitation_heads(model: DecisionModel, transcripts: Sequence[Transcript] | 
     set_aside: dict[str, str] = {}
     cuts: dict[str, list[LeadCut]] = {}
     for name, part in (transcripts if isinstance(transcripts, Mapping) else split(transcripts, seed)).items():
-        texts, dropped, _, aside = read_codes(model, part, labels, cue=cue, most=most, where=where, memory=memory)
-        cuts[name] = _cuts_of(model, texts, labels, at, left_out, memory)
-        left_out.update(dropped), set_aside.update(aside)
+        read = part if isinstance(part, CodesRead) else read_codes(model, part, labels, cue=cue, most=most, where=where, memory=memory)
+        cuts[name] = _cuts_of(model, read.texts, labels, at, left_out, memory)
+        left_out.update(read.dropped), set_aside.update(read.set_aside)
         fewest = minimum if name == "reference" else 2
         if len(cuts[name]) < fewest:
-            raise InputError(f"only {len(cuts[name])} lead cuts in the {name} split of {len(part)} transcripts and {fewest} are needed; add transcripts")
+            raise InputError(f"only {len(cuts[name])} lead cuts in the {name} split of {read.asked} transcripts and {fewest} are needed; add transcripts")
     reference, selection = cuts["reference"], cuts["selection"]
     sides = [c.event for c in reference], [m for c in reference for m in c.nulls]
     if len(sides[1]) < 2:

@@ -16,8 +16,8 @@ import numpy as np
 from .ablation import MINIMUM, ReferenceMeans
 from .calibration import MatchedSets, p_value
 from .decisions import Kind
-from .elicitation import Elicitation, elicit
-from .elicitation_heads import ElicitationHeads, elicitation_heads
+from .elicitation import Elicitation, elicit, read_codes
+from .elicitation_heads import MOST_CUTS, ElicitationHeads, elicitation_heads
 from .errors import InputError
 from .head_sets import Case, Selection, cases_of, select
 from .heads import HeadSet, overlaps
@@ -198,10 +198,14 @@ def _elicit(model: DecisionModel, splits: Sequence[Sequence[Survey]], labels: La
         elicited = elicit(model, texts["evaluation"][:asked.held_out or None], labels, cue=asked.cue, where=asked.cut_from, memory=memory)
     except InputError as error:  # a cue that gives the answer away: the rest of the run stands
         return None, {"asked": str(error)}
-    few, eliciting = {name: part[:ASKED[name]] for name, part in texts.items()}, {}
+    try:  # once for both places of ablation
+        read = {name: read_codes(model, part[:ASKED[name]], labels, cue=asked.cue, most=MOST_CUTS, where=asked.cut_from, memory=memory) for name, part in texts.items()}
+    except InputError as error:
+        return elicited, dict.fromkeys(steps, str(error))
+    eliciting = {}
     for at in steps:
         try:
-            eliciting[at] = elicitation_heads(model, few, labels, cue=asked.cue, where=asked.cut_from, at=at, alpha=asked.alpha, delta=asked.delta, seed=asked.seed, draws=asked.draws,
+            eliciting[at] = elicitation_heads(model, read, labels, cue=asked.cue, where=asked.cut_from, at=at, alpha=asked.alpha, delta=asked.delta, seed=asked.seed, draws=asked.draws,
                                               minimum=min(asked.minimum, MINIMUM), memory=memory)
         except InputError as error:
             eliciting[at] = str(error)

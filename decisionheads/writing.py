@@ -21,6 +21,7 @@ from .errors import InputError
 from .label_trie import END, LabelTrie, Node, token_sequences
 from .labels import LabelSpace
 from .model import DecisionModel
+from .transcripts import Transcript, encode
 
 
 @runtime_checkable
@@ -171,6 +172,14 @@ def end_tokens(model: DecisionModel) -> frozenset[int]:
     if beyond is not None:
         raise InputError(f"{model.name} says that token {beyond} ends its texts, and has a vocabulary of {model.hooked.vocabulary}; mend eos_token_id")
     return frozenset(int(i) for i in found)
+
+
+def continuations(model: DecisionModel, prompts: Sequence[str], longest: int, *, together: int = 16) -> Iterator[str]:
+    """What a model writes after each prompt, greedily, up to its end token (kept) or `longest` tokens; see `write`."""
+    ends = end_tokens(model)
+    ids = [np.array(encode(Transcript("prompt", prompt, "", ""), model.tokenizer).ids) for prompt in prompts]
+    for _, written, _ in write(model.hooked, ids, lambda number: Greedy(longest, ends), together=together):
+        yield model.tokenizer.decode(written)
 
 
 @torch.no_grad()

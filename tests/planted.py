@@ -26,6 +26,7 @@ import torch
 
 from decisionheads import DecisionModel, HeadSet, LabelSpace, Transcript
 from decisionheads.heads import Head
+from decisionheads.writing import continuations
 
 SLOTS, REASONED, DECIDED, SPARE = 20, 4, 3, 8  # of a text: slots, those in its reasoning, decisions, candidates never written
 HEADS, D_HEAD, WORD, NUMBER = 8, 24, 16, 8  # what a head carries: the code of a word and the code of a number
@@ -177,7 +178,7 @@ def draw(n: int, seed: int) -> list[Transcript]:
 
 def write(model: DecisionModel, texts: list[Transcript]) -> list[Transcript]:
     """What a model itself writes, greedily, after the prompts of texts."""
-    written = [re.findall(r" \w+|<\w+>", model.generate(t.prompt, WRITTEN)) for t in texts]
+    written = [re.findall(r" \w+|<\w+>", text) for text in continuations(model, [t.prompt for t in texts], WRITTEN)]
     return [replace(t, reasoning="".join(w[:2 * REASONED]), answer="".join(w[2 * REASONED:])) for t, w in zip(texts, written, strict=True)]
 
 

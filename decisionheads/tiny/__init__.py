@@ -93,10 +93,12 @@ def generate(model: DecisionModel, n: int = 40, seed: int = 0, longest: int = 11
 
     A text that does not come to an answer within `longest` tokens is left out, so fewer may return.
     """
-    found = []
-    for i, drawn in enumerate(tqdm(draw(n, seed), desc="writing", unit="text", disable=not progress)):
-        written = model.generate(clinic.join(drawn.prompt()), longest)
+    from ..writing import continuations
+
+    found, asked = [], draw(n, seed)
+    texts = continuations(model, [clinic.join(drawn.prompt()) for drawn in asked], longest)
+    for i, written in enumerate(tqdm(texts, desc="writing", unit="text", total=n, disable=not progress)):
         reasoning, mark, answer = written.partition("answer\n")
         if mark and answer:
-            found.append(transcript(f"clinic-{seed}-{i:04d}", drawn, reasoning, mark + answer))
+            found.append(transcript(f"clinic-{seed}-{i:04d}", asked[i], reasoning, mark + answer))
     return found
