@@ -80,8 +80,8 @@ class Hooked:
         return Copied(self.plain, layers, attentions, {layer: self.output_projection(layer) for layer in self.layers}, same_weight(self.plain, self.bridge.ln_final), self.n_heads)
 
     def way(self, patterns: bool = False) -> Way:
-        """What packed rows run through: the bridge for patterns, and where anybody has hooks on it."""
-        return self.bridged if patterns or not self.copies or self.bridged.watched else self.copied
+        """What packed rows run through: the bridge for patterns, and where anybody touched it."""
+        return self.bridged if patterns or not self.copies or self.bridged.touched else self.copied
 
     def _unembedding(self) -> Unembedding:
         final, head = self.bridge.ln_final, self.bridge.unembed.original_component

@@ -2,7 +2,7 @@
 
 The bridge shows patterns at its hook points, and takes a multiple of the time. The copy has no hook points and attends in
 sdpa: rows go through it where the self-test finds that it gives what the bridge gives, nobody asks for patterns, and nobody
-has hooks on the bridge, which must fire.
+touched the bridge: hooks on it must fire, and other weights in it must count.
 """
 
 from __future__ import annotations
@@ -99,13 +99,19 @@ class Bridged(Way):
         self.bridge, self.z_points, self.n_heads = bridge, z_points, n_heads
         self.model, self.blocks, self.norm = bridge.original_model, bridge.blocks, bridge.ln_final
         self.attentions = {layer: bridge.blocks[layer].attn for layer in z_points}
-        modules = {id(m): m for part in (bridge, self.model) for m in part.modules()}.values()
+        modules = list({id(m): m for part in (bridge, self.model) for m in part.modules()}.values())
         self._hooks = [hooks for m in modules for hooks in (m._forward_pre_hooks, m._forward_hooks, m._backward_pre_hooks, m._backward_hooks)]
+        self._parts = [(parts, name, part) for m in self.model.modules() for parts in (m._modules, m._parameters) for name, part in parts.items()]
 
     @property
-    def watched(self) -> bool:
-        """Whether somebody has hooks on the bridge or its model; the bridge's own, wired at its first forward, do not count."""
-        return any(not (getattr(hook, "__module__", None) or "").startswith("transformer_lens.model_bridge") for hooks in filter(None, self._hooks) for hook in hooks.values())
+    def touched(self) -> bool:
+        """Whether somebody has hooks on the bridge or its model, or put other modules or weights into the model.
+
+        The bridge's own hooks, wired at its first forward, do not count. Weights changed in place are the copy's as well.
+        """
+        theirs = (hook for hooks in filter(None, self._hooks) for hook in hooks.values())
+        return any(not (getattr(hook, "__module__", None) or "").startswith("transformer_lens.model_bridge") for hook in theirs) or any(
+            parts.get(name) is not part for parts, name, part in self._parts)
 
     def forward(self, tokens, positions, cache, mask, keep):
         given = {} if keep is None else {"logits_to_keep": keep}

@@ -303,16 +303,18 @@ def test_attribution_needs_no_grad_mode_and_no_events(model, readings, means):
     assert empty.gradient.values.shape == empty.direct.values.shape == (0, model.n_layers, model.n_heads)
 
 
-def test_a_callers_own_hook_on_the_bridge_is_noticed(model, readings, means):
-    """The prefix comes from the plain copy: rows of a bridge that somebody edits would be a mixture."""
+@pytest.mark.parametrize("touch", ["hook", "weight"])
+def test_a_callers_own_hook_or_weight_on_the_bridge_is_noticed(model, readings, means, monkeypatch, touch):
+    """The prefix comes from the plain copy: rows of a bridge that somebody edits would be a mixture, and rows of the copy would not know."""
     from decisionheads.errors import ExactnessError
     from decisionheads.knock_in import knock_in
     from decisionheads.reads import read_attention
 
-    def halve(module, args, out):
-        return out * 0.5
-
-    handle = model.bridge.blocks[1].attn.hook_z.register_forward_hook(halve)
+    attention = model.bridge.blocks[1].attn
+    handle = attention.hook_z.register_forward_hook(lambda module, args, out: out * 0.5) if touch == "hook" else None
+    if handle is None:
+        projection = attention.o.original_component
+        monkeypatch.setitem(projection._parameters, "weight", torch.nn.Parameter(projection.weight * 0.5, requires_grad=False))
     try:
         for call in (lambda: model.mean_ablate(readings[7], means), lambda: model.attribute(readings[7], means),
                      lambda: knock_in(model, readings[6:], HeadSet([(1, 4)]), "region"), lambda: reference_means(model, readings[:6], minimum=3),
@@ -320,7 +322,8 @@ def test_a_callers_own_hook_on_the_bridge_is_noticed(model, readings, means):
             with pytest.raises(ExactnessError, match="packed rows differ from the plain model"):
                 call()
     finally:
-        handle.remove()
+        if handle is not None:
+            handle.remove()
 
 
 def test_enough_reference_events_are_no_reason_to_warn(model, readings):

@@ -87,7 +87,7 @@ FAULTS = (
           engine("b4_after_a_hook_that_raised_the_next_forward_is_bitwise_the_first")),
     Fault("a hook that never fires", "how often a hook fired is not looked at", "_ways.py", "                if count != 1:", "                if False:", B3),
     Fault("hooks of others overlooked", "rows pass by a bridge that somebody edits", "_ways.py", "return any(not (getattr(hook", "return False and any(not (getattr(hook",
-          ("tests/test_ablation.py::test_a_callers_own_hook_on_the_bridge_is_noticed",)),
+          ("tests/test_ablation.py::test_a_callers_own_hook_or_weight_on_the_bridge_is_noticed",)),
     Fault("group by remainder", "the group of a head is its remainder", "heads.py", "return head // (n_heads // n_kv_heads)", "return head % n_kv_heads", A3),
     Fault("values of another group", "values are taken from the remainder's group", "branches.py", "values[[h // group for h in heads], start:end]", "values[[h % len(values) for h in heads], start:end]", A3),
     Fault("an edit of the whole group", "one head's edit reaches its neighbour", "branches.py", "torch.where(share == 0, z[row], changed)", "torch.where((share == 0) & (share.roll(1, 1) == 0), z[row], values.expand_as(z[row]))",
